@@ -1,6 +1,6 @@
 """Text to token ids and back.
 
-A tokenizer only maps text; the special tokens (bos, eos) are placed by `data`, which knows where documents begin and end.
+A tokenizer only maps text; the special tokens (bos, eos) are placed by `data`, which knows where documents begin.
 """
 
 from __future__ import annotations

@@ -28,7 +28,8 @@ class Dataset:
     """One split in rows of `length` tokens, `global_batch` rows to a step. Nothing in here changes after it is opened.
 
     source: one line for people. documents, tokens (with special tokens), bytes (of text), rows: 0 for endless data.
-    dropped: documents without a row, counted by reason. fingerprint: the recipe, JSON-able; equal recipes give equal batches.
+    dropped: documents without a row, counted by reason.
+    fingerprint: the recipe, JSON-able; equal recipes give equal batches.
     """
 
     split: Split
@@ -50,7 +51,7 @@ class Dataset:
 
     @property
     def batches(self) -> int | None:
-        """Global batches available; None = endless. Train: whole batches of num_epoch epochs. Eval: the last one is padded."""
+        """Global batches; None = endless. Train: whole batches in num_epoch epochs. Eval: the last one is padded."""
         return self.order.batches
 
     def batch(self, step: int, rows: slice | None = None) -> Batch:
@@ -70,8 +71,8 @@ class Dataset:
     def summary(self, steps: int | None = None) -> dict[str, Any]:
         """Accounting after `steps` global batches (default: all there are).
 
-        rows seen; rows_repeated (seen in an earlier epoch) and rows_unseen; epochs; tokens: real targets; padding: slots
-        without one; dropped: documents by reason; packing_efficiency: tokens / (tokens + padding).
+        rows seen; rows_repeated (seen in an earlier epoch) and rows_unseen; epochs; tokens: real targets;
+        padding: slots without one; dropped: documents by reason; packing_efficiency: tokens / (tokens + padding).
         """
         steps = steps if steps is not None else self.batches
         if steps is None:
@@ -102,16 +103,16 @@ class Dataset:
 
 
 def check_enough(dataset: Dataset, steps: int) -> None:
-    """DataExhausted when the split holds fewer than `steps` global batches. To be called before anything starts, too."""
+    """DataExhausted when the split holds fewer than `steps` global batches. For the time before anything starts."""
     available = dataset.batches
     if available is None or steps <= available:
         return
     order, per_step = dataset.order, dataset.global_batch * dataset.length
     need, rows = f"{steps * per_step:,} tokens in {steps * order.global_batch:,} rows", dataset.rows
     if dataset.split == "eval":
-        have = f"{rows:,} rows = {available} batches of {order.global_batch}"
         raise DataExhausted(
-            f"eval_steps={steps} needs {need}, but the eval data hold {have}. Set eval_steps={available}, or -1 for all.",
+            f"eval_steps={steps} needs {need}, but the eval data hold {rows:,} rows = {available} batches of "
+            f"{order.global_batch}. Set eval_steps={available}, or -1 for all.",
             id="data.exhausted",
         )
     epochs = order.epochs or 0
@@ -128,13 +129,14 @@ def check_enough(dataset: Dataset, steps: int) -> None:
 def open_split(cfg: Config, tokenizer: Tokenizer, split: Split, global_batch: int) -> Dataset:
     """Reads, checks and tokenizes one split. Raises DataError.
 
-    dataset_type=text: `train_files` for num_epoch epochs, shuffled by row if enable_data_shuffling; `eval_files` once, in order.
+    dataset_type=text: `train_files` for num_epoch epochs, by row in random order if enable_data_shuffling;
+    `eval_files` once, in order.
     dataset_type=synthetic: endless random ids for train (num_epoch has no meaning there), eval_steps batches for eval.
     """
     if tokenizer.vocab_size > cfg.vocab_size:
         raise DataError(
             f"The {tokenizer.name} tokenizer has ids 0..{tokenizer.vocab_size - 1}, but vocab_size={cfg.vocab_size}. "
-            f"Set vocab_size={tokenizer.vocab_size} or more ({-(-tokenizer.vocab_size // 32) * 32} is a multiple of 32).",
+            f"Set vocab_size={tokenizer.vocab_size} or more, such as {-(-tokenizer.vocab_size // 32) * 32}.",
             id="data.vocabulary",
         )
     opener = {"text": _open_text, "synthetic": _open_synthetic}.get(cfg.dataset_type)
@@ -149,7 +151,7 @@ def _open_text(cfg: Config, tokenizer: Tokenizer, split: Split, global_batch: in
     kept = [i for i in ids if len(i) > 1]
     if not kept:
         raise DataError(
-            f"{split}_files: no document has two tokens, so there is nothing to predict. Add text, or set add_bos=true.",
+            f"{split}_files: no document has two tokens: nothing to predict. Add text, or set add_bos=true.",
             id="data.no-targets",
         )
     stream, lengths = join(kept, np.uint16 if cfg.vocab_size <= 1 << 16 else np.int32)
@@ -230,7 +232,7 @@ def _order(cfg: Config, split: Split, rows: int, global_batch: int) -> Order:
 
 
 def _fingerprint(cfg: Config, split: Split, global_batch: int) -> dict[str, Any]:
-    """What every recipe has. num_epoch is not in it: it ends the data but changes no batch, so a run may be prolonged."""
+    """What every recipe has. num_epoch is not in it: it ends the data but changes no batch, so a run can go on."""
     shuffled = split == "train" and cfg.dataset_type == "text" and cfg.enable_data_shuffling
     return {
         "format": FORMAT,

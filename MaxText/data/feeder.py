@@ -19,11 +19,11 @@ class _Batches(Protocol):
 class Feeder:
     """Iterator over (step, put(dataset.batch(step))) for step = start .. stop-1, at most `ahead` of them prepared.
 
-    A context manager: the thread starts on entry and has ended on exit. `put` runs in the thread, typically a transfer to
-    devices; JAX context managers of the consumer (`jax.set_mesh`) do not reach it, so it must name its shardings. What
-    fails in the thread is raised in the consumer, after the batches that were ready before it.
+    A context manager: the thread starts on entry and has ended on exit. `put` runs in the thread, typically a transfer
+    to devices; JAX context managers of the consumer (`jax.set_mesh`) do not reach it, so it must name its shardings.
+    What fails in the thread is raised in the consumer, after the batches that were ready before it.
 
-    Nothing needs to be saved: the batches are a pure function of the step, so what was prepared and not used is no loss.
+    Nothing needs to be saved: batches are a pure function of the step, so what was prepared and not used is no loss.
     """
 
     wait_seconds: float = 0.0  # how long the consumer waited for its latest item

@@ -5,11 +5,11 @@ rows, keyed by (seed, epoch). Resume, any number of hosts and any order of calls
 
 The permutation is a Feistel network over the integers below a * b >= rows (Black and Rogaway, "Ciphers with arbitrary
 finite domains", 2002), so a batch costs some hundred numpy operations (0.15 ms), whatever the size of the data set.
-Two alternatives were measured. numpy.random.Generator.permutation takes time and memory proportional to the rows at each
-epoch, and numpy does not promise the same stream in its next version (NEP 19), so that an upgrade could break a resume.
-Grain 0.2.18's shuffle is as pure and as fast (0.18 ms for 16 rows, but a Python call for each), and equal on Python 3.11
-and 3.13; but it keys with seed + epoch, so that epoch 1 of seed 7 is epoch 0 of seed 8, and at some sizes its four rounds
-leave neighbours correlated (24,412 rows: r = -0.08, twelve standard errors, for each of 20 seeds).
+Two alternatives were weighed. numpy.random.Generator.permutation takes time and memory proportional to the rows at
+each epoch, and numpy does not promise the same stream in its next version (NEP 19): an upgrade could break a resume.
+Grain 0.2.18's shuffle is as pure and as fast (0.18 ms for 16 rows, one Python call for each) and equal on Python 3.11
+and 3.13; but it keys with seed + epoch, so that epoch 1 of seed 7 is epoch 0 of seed 8, and at some sizes its four
+rounds leave neighbours correlated (24,412 rows: r = -0.08, twelve standard errors, for each of 20 seeds).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def mix(x: np.ndarray) -> np.ndarray:
 
 
 def fold(seed: int, values: np.ndarray) -> np.ndarray:
-    """uint64 keys for `values` under `seed`: hash(hash(seed) + value), so that (s, v+1) and (s+1, v) have nothing in common."""
+    """uint64 keys hash(hash(seed) + value), so that (seed, value + 1) and (seed + 1, value) have nothing in common."""
     key = mix(np.array([(seed * _GOLDEN + _GOLDEN) & _MASK], np.uint64))
     return mix(key + values.astype(np.uint64))
 
@@ -50,7 +50,8 @@ def permute(index: np.ndarray, size: int, keys: np.ndarray) -> np.ndarray:
 
 
 def _feistel(x: np.ndarray, a: int, b: int, keys: np.ndarray) -> np.ndarray:
-    left, right = x // np.uint64(b), x % np.uint64(b)
+    left: np.ndarray = x // np.uint64(b)
+    right: np.ndarray = x % np.uint64(b)
     for r in range(0, _ROUNDS, 2):
         left = (left + _round(right, keys, r) % np.uint64(a)) % np.uint64(a)
         right = (right + _round(left, keys, r + 1) % np.uint64(b)) % np.uint64(b)

@@ -2,11 +2,11 @@
 
 Legend: B rows, S row length (max_target_length), D documents, P pairs.
 
-A document of n tokens holds n-1 *pairs* (token, next token); its last token predicts nothing. The pairs of all documents
-stand in one line, which is cut every S pairs: row i holds the pairs i*S .. (i+1)*S-1. So every token that has a
-predecessor in its document is a target exactly once, also at the borders of rows; no pair reaches into another document;
-every slot of every row is trained on, except in the last row, which is padded. A document that goes on in the next row
-starts there as a new segment with positions from 0. With packing=false each document is cut on its own.
+A document of n tokens holds n-1 *pairs* (token, next token); its last token predicts nothing. The pairs of all
+documents stand in one line, which is cut every S pairs: row i holds the pairs i*S .. (i+1)*S-1. So every token that
+has a predecessor in its document is a target exactly once, also at the borders of rows; no pair reaches into another
+document; every slot of every row is trained on, except in the last row, which is padded. A document that goes on in
+the next row starts there as a new segment with positions from 0. With packing=false each document is cut on its own.
 
 Packing never copies: a row is computed from the document starts when it is asked for.
 """
@@ -84,7 +84,7 @@ class TextRows:
         return first, np.where(index < 0, 0, pairs)
 
     def _segments(self, first: np.ndarray, pairs: np.ndarray, document: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """For each slot: how many documents began in its row before it, and the column where its own began. [B, S] each."""
+        """[B, S] each: how many documents began in the row up to a slot, and the column where the slot's own began."""
         last = np.searchsorted(self.starts, first + pairs - 1, "right") - 1
         more = np.maximum(last - document, 0)
         nth = np.zeros((len(first), self.length), np.int64)

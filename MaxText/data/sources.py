@@ -88,7 +88,7 @@ def read(file: File) -> Document:
     except UnicodeDecodeError as error:
         raise DataError(
             f"{file.name} is not UTF-8: {error.reason} at byte offset {error.start} "
-            f"(0x{text[error.start]:02x}, line {text[:error.start].count(10) + 1}). "
+            f"(0x{text[error.start]:02x}, line {text.count(10, 0, error.start) + 1}). "
             "Convert it first, for example: iconv -f LATIN1 -t UTF-8 OLD > NEW.",
             id="data.encoding",
         ) from error
@@ -126,7 +126,8 @@ def _file(name: str, path: Path, key: str) -> File:
     except OSError as error:
         raise DataError(f"{key}: {name} cannot be opened: {error.strerror}.", id="data.unreadable") from error
     if stat.S_ISDIR(status.st_mode):
-        raise DataError(f"{key}: {name} is a folder. Name its files: {key}=[{name.rstrip('/')}/*.txt].", id="data.folder")
+        pattern = f"{name.rstrip('/')}/*.txt"
+        raise DataError(f"{key}: {name} is a folder. Name its files: {key}=[{pattern}].", id="data.folder")
     if not stat.S_ISREG(status.st_mode):
         raise DataError(f"{key}: {name} is not a plain file (a device, pipe or socket).", id="data.not-a-file")
     return File(name, path, status.st_size, (status.st_dev, status.st_ino))

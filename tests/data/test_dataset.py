@@ -11,7 +11,7 @@ from MaxText.errors import DataError, DataExhausted
 
 from .helpers import make_config, open_texts
 
-TEXTS = [bytes([65 + i]) * n for i, n in enumerate([1, 40, 7, 300, 16, 15, 129])]
+TEXTS = [np.random.default_rng(n).integers(32, 127, n, np.uint8).tobytes() for n in (1, 40, 7, 300, 16, 15, 129)]
 KEYS = {"inputs", "targets", "positions", "segments", "loss_mask"}
 
 
@@ -92,7 +92,6 @@ def test_every_epoch_holds_every_row_once_and_batches_straddle_epochs(tmp_path, 
     epochs = [rows[e * d.rows : (e + 1) * d.rows] for e in range(3)]
     assert sorted(epochs[0]) == sorted(epochs[1]) == sorted(epochs[2])
     assert (epochs[0] == epochs[1]) is not shuffle
-    assert sum(len(t) + 1 for t in TEXTS) == sum(sum(r[16:32]) for r in epochs[0] if len(r))
 
 
 def test_targets_are_all_tokens_but_bos(tmp_path):
@@ -124,7 +123,8 @@ def test_the_first_batch_of_the_first_run_never_changes():
     """If it does, every checkpoint resumes wrongly: then FORMAT or ORDER_VERSION has to change as well."""
     cfg = make_config(train_files=["builtin:austen/emma.txt", "builtin:austen/prideprejudice.txt"])
     batch = data.open_split(cfg, tokenizer.make(cfg), "train", 4).batch(0)
-    assert tokenizer.make(cfg).decode(batch["inputs"].ravel()) == ""
+    text = tokenizer.make(cfg).decode(batch["inputs"].ravel())
+    assert text == "r a time from Hibusiness to remebehaved, polite,, he is\n_not_ a "
 
 
 # The end of the data
@@ -161,7 +161,7 @@ def test_endless_data(tmp_path):
     for d in (open_texts(tmp_path, TEXTS, num_epoch=-1), synthetic()):
         assert d.batches is None
         data.check_enough(d, 10**12)
-        assert d.batch(10**9)["loss_mask"].all() in (True, False)
+        assert d.batch(10**9)["loss_mask"].any(axis=1).all()
 
 
 # Evaluation

@@ -1,5 +1,6 @@
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 
@@ -90,24 +91,26 @@ def test_an_error_of_the_consumer_ends_the_thread_and_passes():
     assert threading.active_count() == before
 
 
-def test_close_does_not_wait_for_batches_that_nobody_asked_for():
+def test_close_waits_for_no_batch_but_the_one_in_hand():
     source = Source(block=2)
-    with Feeder(source, 0, 10**9, lambda b: b):
+    with Feeder(source, 0, 10**9, lambda b: b) as feeder:
         until(lambda: source.made == [0, 1])
+        closing = threading.Thread(target=feeder.close)
+        closing.start()
+        until(lambda: feeder._closed)
         source.gate.set()
-    assert len(source.made) <= 5
+        closing.join()
+    assert source.made == [0, 1, 2]
 
 
-def test_wait_is_measured():
-    source = Source(block=1)
-    with Feeder(source, 0, 3, lambda b: b) as feeder:
+def test_wait_is_measured_per_item(monkeypatch):
+    clock = iter([10.0, 13.5, 20.0, 20.25])
+    monkeypatch.setattr("MaxText.data.feeder.time", SimpleNamespace(perf_counter=lambda: next(clock)))
+    with Feeder(Source(), 0, 2, lambda b: b) as feeder:
         next(feeder)
-        threading.Timer(0.05, source.gate.set).start()
+        assert feeder.wait_seconds == 3.5
         next(feeder)
-        assert feeder.wait_seconds > 0.02
-        until(lambda: source.made == [0, 1, 2])
-        next(feeder)
-        assert feeder.wait_seconds < 0.02
+        assert feeder.wait_seconds == 0.25
 
 
 def test_outside_its_block_it_refuses():

@@ -50,7 +50,7 @@ def test_every_token_with_a_predecessor_is_a_target_exactly_once(lengths, length
 
 @given(documents, row_length, st.booleans())
 def test_rows_rebuild_the_stream(lengths, length, packing):
-    """From the arrays alone: a pair goes on the document of the pair before it when it begins with that pair's target."""
+    """From the arrays alone: a pair that begins with the target of the pair before it goes on in its document."""
     parts, _, batch = make(lengths, length, packing)
     rebuilt = []
     for a, b in zip(batch["inputs"][batch["loss_mask"] == 1], batch["targets"][batch["loss_mask"] == 1], strict=True):
