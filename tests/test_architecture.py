@@ -17,7 +17,7 @@ PACKAGE = ROOT / "MaxText"
 
 # A room (a file or a folder of MaxText/) imports only from the rooms before it.
 ORDER = """
-    errors compat config hardware blueprint layout planner layers decoder loss tokenizer data optimizer state step
+    errors compat config hardware layout blueprint planner layers decoder loss tokenizer data optimizer state step
     checkpoint runtime metrics goodput report generate train convert cli __main__
 """
 ROOMS = ORDER.split()
