@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -53,6 +52,7 @@ class Plan:
     ici: dict[str, int]
     dcn: dict[str, int]
     layout: Layout
+    tree: blueprint.Blueprint
     devices: int
     global_batch_size: int
     microbatches: int
@@ -62,7 +62,6 @@ class Plan:
     parameter_bytes: int
     optimizer_bytes: int
     flops_per_step_per_device: float
-    reasons: tuple[str, ...]
 
     @property
     def mesh_shape(self) -> dict[str, int]:
@@ -197,6 +196,7 @@ def make(cfg: Any, tree: blueprint.Blueprint, hardware: Hardware) -> Plan:
         ici=ici,
         dcn=dcn,
         layout=layout,
+        tree=tree,
         devices=hardware.devices,
         global_batch_size=rows,
         microbatches=cfg.gradient_accumulation_steps,
@@ -206,7 +206,6 @@ def make(cfg: Any, tree: blueprint.Blueprint, hardware: Hardware) -> Plan:
         parameter_bytes=_bytes(tree, layout, cfg.weight_dtype),
         optimizer_bytes=_optimizer_bytes(cfg, tree, layout) + 4,  # + the step counter
         flops_per_step_per_device=flops.per_step_per_device(cfg, tokens, hardware.devices),
-        reasons=(),
     )
 
 
@@ -220,8 +219,3 @@ def build_mesh(plan: Plan, devices: Sequence[jax.Device]) -> Mesh:
     else:
         array = np.asarray(devices).reshape(ici)
     return compat.explicit_mesh(array, MESH_AXES)
-
-
-def with_reason(plan: Plan, reason: str) -> Plan:
-    """The plan with one more reason on record."""
-    return dataclasses.replace(plan, reasons=(*plan.reasons, reason))

@@ -19,6 +19,7 @@ from MaxText.layout import Layout
 from MaxText.state import TrainState
 
 Batch = dict[str, Int[Array, "A B S"]]
+BATCH_KEYS = ("inputs", "targets", "positions", "segments", "loss_mask")
 Metrics = dict[str, Float[Array, ""]]
 Step = Callable[[TrainState, Batch], tuple[TrainState, Metrics]]
 
