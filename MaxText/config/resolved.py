@@ -14,6 +14,7 @@ from pydantic import ConfigDict, Field, PrivateAttr
 
 from MaxText.config.files import RESOLVED
 from MaxText.config.origin import Origin, Setting
+from MaxText.config.problem import InvalidConfig, Problem
 from MaxText.config.schema import GROUPS, Schema
 
 _COMMENT_COLUMN = 40
@@ -78,6 +79,9 @@ class Config(Schema):
         """A copy with other values, checked and derived anew from what was written. No model file is read again."""
         from MaxText.config.check import resolve  # it makes Configs
 
+        if str(changes.get("model_name", self.model_name)) != self.model_name:
+            text = "replace() reads no model file; use make(model_name=...)"
+            raise InvalidConfig([Problem("config.replace-model", f"model_name={changes['model_name']}", text)])
         origin = Origin("replace()")
         changed = {key: Setting(key, value, origin) for key, value in changes.items()}
         return resolve(self._written | changed, stem=self._stem)
