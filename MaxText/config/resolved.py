@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Self
 
 import yaml
-from pydantic import ConfigDict, Field, PrivateAttr
+from pydantic import Field, PrivateAttr
 
 from MaxText.config.files import RESOLVED
 from MaxText.config.origin import Origin, Setting
@@ -33,7 +33,6 @@ class Config(Schema):
     Made by `load` and `make`.
     """
 
-    model_config = ConfigDict(frozen=True, protected_namespaces=(), defer_build=True)
     title = "derived"
 
     emb_dim: int = derived("model width", "base_emb_dim", "global_parameter_scale")
