@@ -34,7 +34,7 @@ def seconds(run: Callable[[], Any]) -> float:
 
 
 def floor(tokens: np.ndarray, rows: int, length: int) -> Callable[[], None]:
-    """The least that makes a batch of five int32 [rows, length] arrays out of tokens in memory: slices and constants."""
+    """The least that makes five int32 [rows, length] arrays out of tokens in memory: slices and constants."""
     size = rows * length
     last = len(tokens) - size - 1
 
