@@ -60,6 +60,7 @@ refuses 2 nonesuch model_name=nonesuch
 refuses 2 emb_dim emb_dim=64
 refuses 2 steps steps
 refuses 2 num_kv_heads base_num_query_heads=4 base_num_kv_heads=3
+refuses 2 global_batch_size global_batch_size=10 gradient_accumulation_steps=4
 refuses 2 remat_policy steps=soon remat_policy=some # both at once
 M_STEPS=soon refuses 2 M_STEPS
 refuses_file 2 nonesuch.yml "$out/text/nonesuch.yml"
@@ -72,7 +73,6 @@ verdict "$code" 2 CONFIG "no argument at all"
 # The plan: 3.
 refuses 3 fsdp ici_fsdp_parallelism=3 num_cpu_devices=8
 refuses 3 tensor ici_tensor_parallelism=3 base_num_query_heads=4 num_cpu_devices=3
-refuses 3 gradient_accumulation_steps global_batch_size=10 gradient_accumulation_steps=4 per_device_batch_size=1
 
 # The data: 4, and 5 where they end too early.
 refuses 4 nonesuch.txt "train_files=[$out/text/nonesuch.txt]"

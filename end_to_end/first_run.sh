@@ -60,7 +60,7 @@ END
 train one steps=12 "metrics_file=$out/copy.jsonl"
 says FRESH
 [ "$(step_lines)" = 12 ] || fail "$(step_lines) plain step lines instead of 12"
-says 'per byte'
+says 'nats/byte|per byte'
 records one 12
 cmp "$out/one/metrics.jsonl" "$out/copy.jsonl" || fail "metrics_file differs from metrics.jsonl"
 [ -n "$(find "$out/one/checkpoints" -name manifest.json)" ] || fail "no checkpoint with a manifest"
