@@ -1,0 +1,70 @@
+"""The verbs beside training: `python -m MaxText VERB ...`."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Sequence
+
+from MaxText import config
+from MaxText.errors import ConfigError, MaxTextError
+
+USAGE = """usage: python -m MaxText VERB ...
+  config CONFIG [key=value ...]   print every value and where it comes from
+  base                            print a CONFIG file with every key and its default (configs/base.yml)
+  keys                            print the reference of all keys (docs/keys.md)
+  goodput RUN                     print where the wall-clock time of a run folder went
+  help                            print this
+Training: python train.py CONFIG [key=value ...]"""
+
+
+def _config(arguments: Sequence[str]) -> str:
+    return config.load(arguments).dump()
+
+
+def _goodput(arguments: Sequence[str]) -> str:
+    if len(arguments) != 1:
+        raise ConfigError(
+            "goodput takes one run folder: python -m MaxText goodput runs/NAME [cli.usage]", id="cli.usage"
+        )
+    from pathlib import Path
+
+    from MaxText import goodput
+
+    return goodput.format(goodput.read(Path(arguments[0])))
+
+
+def _alone(verb: str, text: Callable[[], str]) -> Callable[[Sequence[str]], str]:
+    def run(arguments: Sequence[str]) -> str:
+        if arguments:
+            raise ConfigError(f"{verb} takes no arguments, and got {' '.join(arguments)} [cli.usage]", id="cli.usage")
+        return text()
+
+    return run
+
+
+VERBS: dict[str, Callable[[Sequence[str]], str]] = {
+    "config": _config,
+    "base": _alone("base", config.base_yml),
+    "keys": _alone("keys", config.keys_md),
+    "goodput": _goodput,
+    "help": lambda arguments: USAGE,
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one verb; prints its text on stdout, or an error on stderr. Returns the exit code."""
+    verb, *arguments = (sys.argv[1:] if argv is None else argv) or ["help"]
+    verb = "help" if verb in ("-h", "--help") else verb
+    try:
+        if verb not in VERBS:
+            raise ConfigError(f"{verb} is no verb [cli.usage]\n{USAGE}", id="cli.usage")
+        text = VERBS[verb](arguments)
+    except MaxTextError as error:
+        print(error, file=sys.stderr)
+        return error.exit_code
+    try:
+        print(text.rstrip("\n"), flush=True)
+    except BrokenPipeError:  # the reader, such as `head`, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return 0

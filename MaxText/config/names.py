@@ -1,0 +1,182 @@
+"""What to say to a person who types a name that is no key: nearest names, other words for it, known keys not offered."""
+
+from __future__ import annotations
+
+import difflib
+import fnmatch
+from collections.abc import Mapping
+
+SYNONYMS = {
+    "batch_size": "per_device_batch_size",
+    "d_ff": "base_mlp_dim",
+    "d_model": "base_emb_dim",
+    "epochs": "num_epoch",
+    "grad_accum": "gradient_accumulation_steps",
+    "grad_clip": "gradient_clipping_threshold",
+    "hidden_size": "base_emb_dim",
+    "intermediate_size": "base_mlp_dim",
+    "lr": "learning_rate",
+    "max_grad_norm": "gradient_clipping_threshold",
+    "max_iters": "steps",
+    "max_steps": "steps",
+    "model": "model_name",
+    "n_embd": "base_emb_dim",
+    "n_head": "base_num_query_heads",
+    "n_layer": "base_num_decoder_layers",
+    "num_attention_heads": "base_num_query_heads",
+    "num_heads": "base_num_query_heads",
+    "num_hidden_layers": "base_num_decoder_layers",
+    "num_key_value_heads": "base_num_kv_heads",
+    "num_layers": "base_num_decoder_layers",
+    "optimizer": "opt_type",
+    "output_dir": "base_output_directory",
+    "rms_norm_eps": "normalization_layer_epsilon",
+    "rope_theta": "rope_max_timescale",
+    "save_interval": "checkpoint_period",
+    "seed": "init_weights_seed",
+    "seq_len": "max_target_length",
+    "sequence_length": "max_target_length",
+    "tie_word_embeddings": "logits_via_embedding",
+    "warmup_steps": "warmup_steps_fraction",
+    "weight_decay": "adam_weight_decay",
+}
+
+_BY_SENTENCE: dict[str, str] = {
+    # run
+    "the planner makes the table from logical to mesh axes itself; set the ici_* and dcn_* degrees": """
+        override_logical_axis_rules logical_axis_rules mesh_axes data_sharding input_data_sharding_logical_axes
+        custom_mesh_and_rule custom_mesh context_sharding""",
+    "processes find each other by themselves; leave it out": """
+        skip_jax_distributed_system jax_distributed_initialization_timeout""",
+    "start one process per host": "enable_single_controller colocated_python_data_input",
+    "use dataset_type=synthetic for a run without input": "reuse_example_batch",
+    "use plan_only=true to see how each tensor is sharded": "debug_sharding",
+    "token ids are always checked and a non-finite loss stops the run (abort_on_nan_loss)": "max_checkify",
+    # architecture
+    "the feed-forward and attention have no biases, dropout or clipping; leave it out": """
+        mlp_activations_limit mlp_bias attention_bias dropout_rate enable_dropout""",
+    "the output projection is as wide as base_emb_dim": "attention_output_dim",
+    "the embedding chooses its lookup itself": "use_iota_embed",
+    "positions are rope's; set rope_max_timescale": "use_untrainable_positional_embedding trainable_position_size",
+    "norms stand before attention and feed-forward only (decoder_block=llama2)": "use_post_attn_norm use_post_ffw_norm",
+    "projections are kept apart; leave it out": "fused_qkv fused_mlp",
+    "all layers are alike (decoder_block=llama2)": """
+        inhomogeneous_layer_cycle_interval global_head_dim global_num_kv_heads share_kv_projections
+        hidden_size_per_layer_input vocab_size_per_layer_input num_kv_shared_layers use_double_wide_mlp""",
+    # attention
+    "attention is causal over the whole row; leave it out": """
+        attention_type sliding_window_size chunk_attn_window_size nope_layer_interval temperature_tuning
+        moba moba_chunk_size moba_topk attention_sink""",
+    "use use_qk_norm=true, whose scale is learned": "qk_norm_with_scale v_norm_with_scale",
+    "attention and loss choose where float32 is needed; set dtype or matmul_precision": """
+        float32_qk_product float32_logits float32_weight_sum activations_in_float32 logits_dot_in_fp32
+        cast_logits_to_fp32""",
+    "attention is grouped-query: base_num_kv_heads": """
+        q_lora_rank kv_lora_rank qk_nope_head_dim qk_rope_head_dim v_head_dim use_indexer indexer_*""",
+    "use gradient_clipping_threshold or attn_logits_soft_cap": "use_qk_clip qk_clip_threshold",
+    "kernels choose their tiles themselves; set attention": "sa_* local_sa_* wi_tile_* wo_tile_*",
+    "use ici_context_parallelism; how the sequence is split is not a setting": "context_parallel_*",
+    "rope is the plain one: rope_min_timescale and rope_max_timescale": """
+        rope_type local_rope_* global_rope_* partial_rotary_factor rope_linear_scaling_factor rope_use_scale
+        max_position_embeddings original_max_position_embeddings rope_factor beta_fast beta_slow mscale
+        rope_interleave rope_truncate rope_attention_scaling""",
+    # experts
+    "models are dense, of width base_mlp_dim": """
+        num_experts num_experts_per_tok base_moe_mlp_dim moe_mlp_dim shared_experts first_num_dense_layers
+        interleave_moe_layer_step sparse_matmul megablox capacity_factor ragged_buffer_factor load_balance_loss_weight
+        routed_* n_routing_groups topk_routing_group norm_topk_prob use_random_routing use_ring_of_experts
+        num_moe_token_chunks num_moe_emb_chunks float32_gate_logits use_tokamax_gmm use_gmm_v2 shard_exp_on_fsdp
+        use_2d_fsdp_sharding moe_fsdp_use_two_stage_all_gather""",
+    "one token is predicted at a time; leave it out": "mtp_*",
+    # precision, mesh, memory
+    "use dtype=bfloat16": "quantization use_qwix_quantization *_quantization_calibration_method",
+    "the mesh has no such axis; use data, fsdp, fsdp_transpose or tensor": """
+        ici_diloco_parallelism ici_sequence_parallelism ici_context_usp_ulysses_parallelism
+        ici_context_autoregressive_parallelism ici_tensor_sequence_parallelism ici_autoregressive_parallelism
+        dcn_diloco_parallelism dcn_sequence_parallelism dcn_context_usp_ulysses_parallelism
+        dcn_context_autoregressive_parallelism dcn_tensor_sequence_parallelism dcn_autoregressive_parallelism""",
+    "the order of devices is the planner's; leave it out": "allow_split_physical_axes optimize_mesh_for_tpu_v6e",
+    "sharding is always explicit (Shardy); leave it out": "shard_mode shardy",
+    "use ici_fsdp_parallelism, which shards the optimizer state too": "shard_optimizer_over_data",
+    "the planner refuses what it cannot shard; plan_only=true shows it": "sharding_tolerance",
+    "pipelining has no settings beside ici_pipeline_parallelism": """
+        num_layers_per_pipeline_stage num_pipeline_repeats pipeline_* num_pipeline_microbatches scan_pipeline_*
+        scan_layers_per_stage set_remat_policy_on_*""",
+    "use remat_policy": """
+        decoder_layer_input context mlpwi mlpwi_0 mlpwi_1 mlpwo moe_mlpwi_0 moe_mlpwi_1 moe_mlpwo query_proj key_proj
+        value_proj kv_proj qkv_proj out_proj query_wa_proj kv_wa_proj mla_q mla_kv attention_out engram
+        remat_policy_for_vit""",
+    "nothing is kept in host memory; shard more (ici_fsdp_parallelism) or use remat_policy=full": """
+        optimizer_memory_host_offload parameter_memory_host_offload""",
+    "use scan_layers": "param_scan_axis force_unroll",
+    "use num_vocab_tiling": "vocab_tiling_ag_once",
+    # data
+    "the batch has one size for the whole run: per_device_batch_size or global_batch_size": """
+        enable_rampup_batch_size per_device_batch_size_start per_device_batch_size_increment global_rampup_samples""",
+    "every host reads its own rows; leave it out": "expansion_factor_real_data",
+    "use dataset_type=text with train_files and eval_files": """
+        dataset_path dataset_name eval_dataset_name train_split eval_split hf_* grain_train_files grain_eval_files
+        grain_train_mixture_config_path grain_file_type train_data_columns eval_data_columns""",
+    "use packing_type": "grain_packing_type max_segments_per_seq",
+    "the reader has no buffers or workers to set; leave it out": "grain_*",
+    "text is always tokenised here; leave it out": "tokenize_train_data tokenize_eval_data max_corpus_chars",
+    "long documents are always cut into chunks, never truncated": "use_truncation",
+    # optimizer
+    "decay falls on matrices, not on norms; set adam_weight_decay": "adamw_mask",
+    "all parameters are trained; leave it out": "trainable_parameters_mask",
+    "use muon_beta and muon_weight_decay": "muon_consistent_rms",
+    "use gradient_clipping_threshold": "skip_step_*",
+    "use dcn_data_parallelism": "enable_diloco diloco_* num_diloco_replicas",
+    "use learning_rate_final_fraction": "cosine_learning_rate_final_fraction",
+    # checkpoint
+    "use checkpoint_period": """
+        save_checkpoint_on_start enable_continuous_checkpointing enable_emergency_checkpoint local_checkpoint_*
+        enable_multi_tier_checkpointing multi_tier_checkpointing_* mtc_data_parallelism""",
+    "a run resumes from its own folder (run_name, start=resume)": "load_parameters_path load_full_state_path",
+    "a signal always saves before the run stops": "enable_autocheckpoint",
+    "storage has no settings; leave it out": """
+        checkpoint_storage_* enable_single_replica_ckpt_restoring enable_checkpoint_cloud_logger""",
+    "use max_num_checkpoints_to_keep": "checkpoint_todelete_*",
+    # eval, metrics, goodput, profiling, ahead-of-time
+    "use eval_interval and eval_steps": "eval_start_step target_eval_loss",
+    "metrics are written to metrics.jsonl; add a copy with metrics_file": """
+        enable_tensorboard enable_wandb wandb_* gcs_metrics record_internal_nn_metrics tensorboard_dir metrics_dir
+        report_* write_estimator_result""",
+    "goodput is always recorded; `python -m MaxText goodput RUN` prints it": """
+        enable_goodput_recording monitor_goodput goodput_* enable_pathways_goodput monitor_step_time_deviation
+        step_deviation_interval_seconds""",
+    "use profiler, skip_first_n_steps_for_profiler and profiler_steps": """
+        profile_periodically_period upload_all_profiler_results profile_cleanly""",
+    "use XLA_FLAGS=--xla_dump_to=FOLDER": "dump_hlo* dump_step dump_jaxpr",
+    "use plan_only=true to see what a run needs without its devices": """
+        compile_topology compile_topology_num_slices compiled_trainstep_file internal_compile*""",
+    "use the variable XLA_FLAGS": "compile_xla_flags",
+    "the same command continues a run on the devices that are there": "elastic_*",
+    # computed
+    "it is computed: per_device_batch_size x devices x gradient_accumulation_steps, or set global_batch_size": """
+        global_batch_size_to_train_on micro_batch_size_to_train_on global_batch_size_to_load
+        global_batch_size_to_eval_on""",
+    "it is computed from the devices and the mesh": "num_target_devices ici_parallelism dcn_parallelism",
+    "it is computed from base_output_directory and run_name": "checkpoint_dir",
+    "it never had an effect; leave it out": "enable_llm_inference_pool enable_padding_causal_mask max_inflight_computations",
+}
+
+NOT_OFFERED: dict[str, str] = {name: text for text, names in _BY_SENTENCE.items() for name in names.split()}
+"""Keys that people know from other versions (patterns with `*`) → one sentence: what to do instead."""
+
+
+def not_offered(name: str) -> str | None:
+    """The sentence for a known key that is not offered; None for an unknown name."""
+    if name in NOT_OFFERED:
+        return NOT_OFFERED[name]
+    return next((text for pattern, text in NOT_OFFERED.items() if fnmatch.fnmatchcase(name, pattern)), None)
+
+
+def nearest(name: str, keys: Mapping[str, object], cutoff: float = 0.6) -> list[str]:
+    """Up to three keys that the person may have meant, the likeliest first."""
+    lower = name.lower().replace("-", "_")
+    if lower in keys:
+        return [lower]
+    if lower in SYNONYMS:
+        return [SYNONYMS[lower]]
+    return difflib.get_close_matches(lower, list(keys), n=3, cutoff=cutoff)

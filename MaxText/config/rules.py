@@ -1,0 +1,283 @@
+"""Rules between keys, as far as they need no devices. One function per rule; its parameters are the keys that it reads.
+
+A rule returns None, or a sentence with both numbers and what to type; `check` puts the keys, values and origins first.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+from MaxText.config.origin import DEFAULT, Origin
+from MaxText.config.problem import Problem, show
+
+
+class Rule(NamedTuple):
+    id: str
+    keys: tuple[str, ...]
+    broken: Callable[..., str | None]
+
+    @property
+    def meaning(self) -> str:
+        return inspect.getdoc(self.broken) or ""
+
+
+RULES: list[Rule] = []
+
+
+def rule(id: str) -> Callable[[Callable[..., str | None]], Callable[..., str | None]]:
+    def register(broken: Callable[..., str | None]) -> Callable[..., str | None]:
+        RULES.append(Rule(id, tuple(inspect.signature(broken).parameters), broken))
+        return broken
+
+    return register
+
+
+def check(values: Mapping[str, object], origins: Mapping[str, Origin], skip: frozenset[str]) -> list[Problem]:
+    """The broken rules. A rule that reads a key of `skip` (already wrong by itself) is not asked."""
+    problems = []
+    for one in RULES:
+        if skip.isdisjoint(one.keys):
+            text = one.broken(**{key: values[key] for key in one.keys})
+            if text is not None:
+                problems.append(Problem(one.id, _subject(one.keys, values, origins), text))
+    return problems
+
+
+def _subject(keys: tuple[str, ...], values: Mapping[str, object], origins: Mapping[str, Origin]) -> str:
+    """The keys with values and origins; of a long list only those that somebody set."""
+    shown = keys if len(keys) <= 3 else [key for key in keys if origins[key] != DEFAULT] or keys
+    return ", ".join(f"{key}={show(values[key])} ({origins[key]})" for key in shown)
+
+
+def _divisors(number: int, at_most: int = 12) -> str:
+    found = [d for d in range(1, number + 1) if number % d == 0] if number <= 1 << 20 else [1]
+    return ", ".join(map(str, found[:at_most])) + (", ..." if len(found) > at_most else "")
+
+
+def _axes(kind: str) -> tuple[str, ...]:
+    names = ("pipeline", "data", "fsdp", "fsdp_transpose", "expert", "context", "tensor")
+    return tuple(f"{kind}_{name}_parallelism" for name in names)
+
+
+# run
+
+
+@rule("config.run-name")
+def run_name_is_a_folder_name(run_name: str) -> str | None:
+    """run_name is one legal folder name."""
+    if not run_name:
+        return None
+    if run_name in (".", ".."):
+        return "is no name for a folder; choose a word"
+    bad = sorted({c for c in run_name if c in '/\\:*?"<>|' or not c.isprintable()})
+    if bad:
+        return f"must be one folder name, without {' '.join(map(repr, bad))}; where it lies is base_output_directory"
+    if run_name != run_name.strip() or run_name.startswith(("-", "~")):
+        return "must not begin with a space, - or ~, nor end with a space"
+    length = len(run_name.encode())
+    return f"is {length} bytes long; a folder name has at most 255" if length > 255 else None
+
+
+@rule("config.output-directory")
+def output_is_a_local_folder(base_output_directory: str) -> str | None:
+    """base_output_directory is a path on a mounted file system."""
+    if not base_output_directory.strip():
+        return "must name a folder; write . for this one"
+    return _path_fault(base_output_directory)
+
+
+@rule("config.metrics-file")
+def metrics_file_is_a_file(metrics_file: str) -> str | None:
+    """metrics_file is the path of a file on a mounted file system."""
+    if metrics_file.endswith(("/", "\\")):
+        return "ends like a folder; give a file, such as metrics.jsonl"
+    return _path_fault(metrics_file)
+
+
+def _path_fault(path: str) -> str | None:
+    if "://" in path:
+        return f"{path.split('://')[0]}:// is not offered; give a path on a mounted file system"
+    return None if path.isprintable() else "holds a character that no path should have"
+
+
+@rule("config.steps")
+def steps_or_schedule_is_given(steps: int, learning_rate_schedule_steps: int) -> str | None:
+    """Of steps and learning_rate_schedule_steps one may be -1, which takes the other's value."""
+    both = steps == -1 and learning_rate_schedule_steps == -1
+    return "each takes its value from the other; give one a number, such as steps=600" if both else None
+
+
+@rule("config.resume-without-checkpoints")
+def resume_needs_checkpoints(start: str, enable_checkpointing: bool) -> str | None:
+    """start=resume needs enable_checkpointing=true."""
+    if start == "resume" and not enable_checkpointing:
+        return "cannot resume what is never saved; set enable_checkpointing=true or start=auto"
+    return None
+
+
+@rule("config.cpu-devices")
+def virtual_devices_are_cpu_devices(num_cpu_devices: int, hardware: str) -> str | None:
+    """num_cpu_devices is for hardware=cpu or auto."""
+    if num_cpu_devices and hardware not in ("auto", "cpu"):
+        return "virtual CPU devices need hardware=cpu; otherwise set num_cpu_devices=0"
+    return None
+
+
+# architecture
+
+
+@rule("config.scale")
+def scale_is_a_power_of_two(global_parameter_scale: int) -> str | None:
+    """global_parameter_scale is a power of two."""
+    below = 1 << (global_parameter_scale.bit_length() - 1)
+    if global_parameter_scale != below:
+        return f"must be a power of two; the nearest are {below} and {2 * below}"
+    return None
+
+
+@rule("config.heads")
+def kv_heads_divide_query_heads(base_num_query_heads: int, base_num_kv_heads: int) -> str | None:
+    """base_num_kv_heads divides base_num_query_heads: each key/value head serves equally many queries."""
+    if base_num_query_heads % base_num_kv_heads:
+        legal = _divisors(base_num_query_heads)
+        return f"{base_num_kv_heads} kv heads do not divide {base_num_query_heads} query heads. Legal: {legal}"
+    return None
+
+
+@rule("config.head-dim")
+def head_dim_is_even(head_dim: int) -> str | None:
+    """head_dim is even, since rope rotates pairs."""
+    return f"must be even, since rope rotates pairs; try {head_dim + 1}" if head_dim % 2 else None
+
+
+@rule("config.rope")
+def rope_timescales_are_ordered(rope_min_timescale: int, rope_max_timescale: int) -> str | None:
+    """rope_min_timescale is below rope_max_timescale."""
+    if rope_min_timescale >= rope_max_timescale:
+        return f"{rope_min_timescale} is not below {rope_max_timescale}; the usual are 1 and 10000 or more"
+    return None
+
+
+@rule("config.vocab-tiling")
+def tiles_divide_vocabulary(num_vocab_tiling: int, vocab_size: int) -> str | None:
+    """num_vocab_tiling divides vocab_size."""
+    if vocab_size % num_vocab_tiling:
+        return f"{num_vocab_tiling} chunks do not divide {vocab_size} ids. Legal: {_divisors(vocab_size)}"
+    return None
+
+
+# mesh
+
+
+def _one_fill(**degrees: int) -> str | None:
+    fills = [key for key, degree in degrees.items() if degree == -1]
+    if len(fills) > 1:
+        return (
+            f"only one can take the rest of the devices, but {' and '.join(fills)} are -1; give numbers to the others"
+        )
+    return None
+
+
+def _rule_of(id: str, keys: tuple[str, ...], broken: Callable[..., str | None], meaning: str) -> None:
+    def asked(**values: int) -> str | None:
+        return broken(**values)
+
+    asked.__doc__ = meaning
+    RULES.append(Rule(id, keys, asked))
+
+
+_rule_of("config.ici-fill", _axes("ici"), _one_fill, "At most one of the ici degrees is -1.")
+_rule_of("config.dcn-fill", _axes("dcn"), _one_fill, "At most one of the dcn degrees is -1.")
+
+
+def _slices_fit(num_slices: int, **degrees: int) -> str | None:
+    product = 1
+    for degree in degrees.values():
+        product *= degree if degree != -1 else 1
+    if num_slices == -1:
+        return None
+    if -1 in degrees.values():
+        if num_slices % product:
+            return f"the dcn degrees multiply to {product}, which does not divide {num_slices} slices"
+    elif product != num_slices:
+        return f"the dcn degrees multiply to {product}, not {num_slices} slices; set one to -1, or num_slices={product}"
+    return None
+
+
+_rule_of("config.slices", ("num_slices", *_axes("dcn")), _slices_fit, "The dcn degrees multiply to num_slices.")
+
+
+# batch and data
+
+
+@rule("config.accumulation")
+def microbatches_divide_global_batch(global_batch_size: int, gradient_accumulation_steps: int) -> str | None:
+    """gradient_accumulation_steps divides global_batch_size."""
+    rest = global_batch_size % gradient_accumulation_steps
+    if not rest:
+        return None
+    below = global_batch_size - rest
+    nearest = f"{below} and " if below else ""
+    return (
+        f"{global_batch_size} rows cannot be cut into {gradient_accumulation_steps} equal microbatches; "
+        f"the nearest global_batch_size are {nearest}{below + gradient_accumulation_steps}"
+    )
+
+
+@rule("config.train-files")
+def text_needs_train_files(dataset_type: str, train_files: tuple[str, ...]) -> str | None:
+    """dataset_type=text needs train_files."""
+    if dataset_type == "text" and not train_files:
+        return "text to learn from is missing; set train_files=[a.txt,b.txt], or dataset_type=synthetic"
+    return None
+
+
+@rule("config.empty-file-name")
+def file_lists_hold_paths(train_files: tuple[str, ...], eval_files: tuple[str, ...]) -> str | None:
+    """No entry of train_files or eval_files is empty."""
+    if any(not file.strip() for file in (*train_files, *eval_files)):
+        return "an entry is empty; remove it"
+    return None
+
+
+@rule("config.eval-files")
+def evaluation_needs_files(eval_interval: int, dataset_type: str, eval_files: tuple[str, ...]) -> str | None:
+    """A positive eval_interval with dataset_type=text needs eval_files."""
+    if eval_interval > 0 and dataset_type == "text" and not eval_files:
+        return "there is nothing to evaluate on; set eval_files=[c.txt], or eval_interval=-1"
+    return None
+
+
+@rule("config.tokenizer-path")
+def byte_tokenizer_has_no_file(tokenizer_type: str, tokenizer_path: str) -> str | None:
+    """tokenizer_type=byte has no tokenizer_path."""
+    return (
+        "the byte tokenizer has no file; remove tokenizer_path" if tokenizer_type == "byte" and tokenizer_path else None
+    )
+
+
+# optimizer, profiler
+
+
+@rule("config.schedule-fractions")
+def warmup_and_decay_fit(
+    lr_schedule_type: str, warmup_steps_fraction: float, wsd_decay_steps_fraction: float
+) -> str | None:
+    """With lr_schedule_type=wsd, warmup and decay together are at most the whole schedule."""
+    total = warmup_steps_fraction + wsd_decay_steps_fraction
+    if lr_schedule_type == "wsd" and total > 1 + 1e-9:  # 0.7 + 0.3 may round above 1
+        return f"warmup and decay together take {total:g} of the schedule; make them at most 1"
+    return None
+
+
+@rule("config.profiler-window")
+def trace_lies_within_the_run(
+    profiler: str, skip_first_n_steps_for_profiler: int, profiler_steps: int, steps: int
+) -> str | None:
+    """With a profiler, skip_first_n_steps_for_profiler + profiler_steps is at most steps."""
+    last = skip_first_n_steps_for_profiler + profiler_steps
+    if profiler and steps != -1 and last > steps:
+        return f"the trace would end with step {last} of {steps}; shorten it with profiler_steps, or set steps={last}"
+    return None

@@ -1,0 +1,226 @@
+"""Every key: name, type, range, default and one line of meaning. This file is the only place where a key is declared.
+
+To add a key, add one line to the class of its group; `configs/base.yml` and `docs/keys.md` are written from here
+(`python -m MaxText base`, `python -m MaxText keys`). A rule between several keys goes to `rules.py`.
+Keys of `Architecture` are the ones that a model file may hold.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic_core import PydanticCustomError
+
+TRAIN_BOOKS = tuple(
+    f"builtin:austen/{book}.txt" for book in ("emma", "mansfieldpark", "prideprejudice", "sensesensibility")
+)
+INT_LIMIT = 2**31 - 1  # step counters and token ids are int32 on the device
+
+
+def key(default: object, meaning: str, **bounds: Any) -> Any:
+    """A key with its default, its one line of meaning, and pydantic's bounds (`ge`, `gt`, `le`, `lt`, `min_length`)."""
+    return Field(default, description=meaning, **bounds)
+
+
+def minus_one_or_positive(value: int) -> int:
+    """at least 1, or -1"""
+    if value != -1 and value < 1:
+        raise PydanticCustomError("minus_one_or_positive", "at least 1, or -1")
+    return value
+
+
+Size = Annotated[int, Field(ge=1)]
+Count = Annotated[int, Field(ge=0)]
+SizeOrMinusOne = Annotated[int, AfterValidator(minus_one_or_positive)]
+Fraction = Annotated[float, Field(ge=0, le=1)]
+Decay = Annotated[float, Field(ge=0, lt=1)]
+Positive = Annotated[float, Field(gt=0)]
+NonNegative = Annotated[float, Field(ge=0)]
+DType = Literal["float32", "bfloat16"]
+MatmulPrecision = Literal["default", "high", "highest", "bfloat16", "float32"]
+Activations = Annotated[tuple[Literal["silu", "gelu", "relu", "linear"], ...], Field(min_length=1, max_length=2)]
+Files = tuple[str, ...]
+
+
+class Group(BaseModel):
+    """Keys that are printed together, under the class's `title`."""
+
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", allow_inf_nan=False, protected_namespaces=(), defer_build=True
+    )
+    title: ClassVar[str]
+
+
+class Run(Group):
+    title = "run"
+    run_name: str = key("", 'names the run folder; "" = the model\'s name, or else that of the CONFIG file')
+    base_output_directory: str = key("runs", "the run folder is base_output_directory/run_name")
+    model_name: str = key("default", "a name in configs/models, or a path to such a .yml; default = none")
+    override_model_config: bool = key(
+        False, "let architecture keys of command line and environment beat the model file"
+    )
+    hardware: Literal["auto", "cpu", "gpu", "tpu"] = key("auto", "the platform to run on; auto = the best one present")
+    num_cpu_devices: Count = key(0, "virtual CPU devices; 0 = as many as the mesh asks for")
+    steps: SizeOrMinusOne = key(600, "optimizer steps; -1 = learning_rate_schedule_steps")
+    start: Literal["auto", "fresh", "resume"] = key("auto", "demand one; auto = resume if there is a checkpoint")
+    plan_only: bool = key(False, "print the plan and stop")
+    log_config: bool = key(False, "print every key and its origin at start")
+    init_weights_seed: Count = key(0, "seed of the initial weights")
+    jax_cache_dir: str = key("~/.cache/maxtext/xla", 'folder of compiled programs, kept between runs; "" = none')
+
+
+class Architecture(Group):
+    title = "architecture"
+    decoder_block: Literal["llama2"] = key("llama2", "the family's bundle of decoder features")
+    global_parameter_scale: Size = key(1, "multiplies the size of the model; a power of two")
+    base_emb_dim: Size = key(128, "model width, before scaling")
+    base_num_query_heads: Size = key(4, "query heads, before scaling")
+    base_num_kv_heads: Size = key(4, "key/value heads, before scaling; must divide the query heads")
+    head_dim: Size = key(32, "width of one head; even, since rope rotates pairs")
+    base_mlp_dim: Size = key(512, "width of the feed-forward layer, before scaling")
+    base_num_decoder_layers: Size = key(4, "decoder layers, before scaling")
+    mlp_activations: Activations = key(("silu", "linear"), "two = gated feed-forward, their product; one = plain")
+    vocab_size: Size = key(288, "rows of the embedding; at least the ids of the tokenizer")
+    logits_via_embedding: bool = key(False, "use the embedding also as output projection (tied)")
+    normalize_embedding_logits: bool = key(True, "divide tied logits by sqrt(emb_dim)")
+    normalization_layer_epsilon: Positive = key(1e-5, "epsilon of RMSNorm")
+    dense_init_scale: Positive = key(1.0, "variance scale of the initial kernels")
+    use_qk_norm: bool = key(False, "RMSNorm on query and key heads")
+    rope_min_timescale: Size = key(1, "shortest wavelength of rope, over 2 pi")
+    rope_max_timescale: Size = key(10_000, "longest wavelength of rope, over 2 pi (theta)")
+    attn_logits_soft_cap: NonNegative = key(0.0, "tanh cap on attention logits; 0 = off")
+    final_logits_soft_cap: NonNegative = key(0.0, "tanh cap on output logits; 0 = off")
+    attention: Literal["autoselected", "dot_product"] = key("autoselected", "the attention kernel")
+
+
+class Precision(Group):
+    title = "precision"
+    dtype: Literal["auto", "float32", "bfloat16"] = key("auto", "type of the arithmetic; auto = the faster")
+    weight_dtype: DType = key("float32", "type of the stored parameters")
+    grad_dtype: DType = key("float32", "type of the gradients")
+    mu_dtype: Literal["", "float32", "bfloat16"] = key("", 'type of the first moment; "" = weight_dtype')
+    matmul_precision: MatmulPrecision = key("default", "XLA's precision of float32 matmuls")
+
+
+class Mesh(Group):
+    title = "mesh"
+    ici_pipeline_parallelism: SizeOrMinusOne = key(
+        1, "pipeline stages inside a slice; one of the ici degrees may be -1 = the rest"
+    )
+    ici_data_parallelism: SizeOrMinusOne = key(1, "data parallel inside a slice: parameters replicated")
+    ici_fsdp_parallelism: SizeOrMinusOne = key(-1, "data parallel inside a slice, parameters sharded")
+    ici_fsdp_transpose_parallelism: SizeOrMinusOne = key(1, "the same, sharding the other dim of each parameter")
+    ici_expert_parallelism: SizeOrMinusOne = key(1, "experts inside a slice")
+    ici_context_parallelism: SizeOrMinusOne = key(1, "sequence split inside a slice")
+    ici_tensor_parallelism: SizeOrMinusOne = key(1, "heads and feed-forward split inside a slice")
+    dcn_pipeline_parallelism: SizeOrMinusOne = key(
+        1, "pipeline stages between slices; one of the dcn degrees may be -1 = the rest"
+    )
+    dcn_data_parallelism: SizeOrMinusOne = key(-1, "data parallel between slices: parameters replicated")
+    dcn_fsdp_parallelism: SizeOrMinusOne = key(1, "data parallel between slices, parameters sharded")
+    dcn_fsdp_transpose_parallelism: SizeOrMinusOne = key(1, "the same, sharding the other dim of each parameter")
+    dcn_expert_parallelism: SizeOrMinusOne = key(1, "experts between slices")
+    dcn_context_parallelism: SizeOrMinusOne = key(1, "sequence split between slices")
+    dcn_tensor_parallelism: SizeOrMinusOne = key(1, "heads and feed-forward split between slices")
+    num_slices: SizeOrMinusOne = key(-1, "slices; -1 = as many as there are")
+
+
+class Memory(Group):
+    title = "memory"
+    remat_policy: Literal["none", "minimal", "full"] = key("none", "what the backward pass computes again")
+    scan_layers: bool = key(True, "compile one layer and loop over it; false = unroll, same result")
+    num_vocab_tiling: Size = key(1, "chunks of the vocabulary in the loss; must divide vocab_size")
+
+
+class Batch(Group):
+    title = "batch"
+    per_device_batch_size: Positive = key(16.0, "rows per device and microbatch; may be a fraction")
+    global_batch_size: Count = key(0, "rows of one optimizer step on all devices; 0 = from per_device_batch_size")
+    eval_per_device_batch_size: NonNegative = key(0.0, "the same for evaluation; 0 = per_device_batch_size")
+    gradient_accumulation_steps: Size = key(1, "microbatches of one optimizer step")
+    max_target_length: int = key(128, "tokens of one row", ge=2)
+
+
+class Data(Group):
+    title = "data"
+    dataset_type: Literal["text", "synthetic"] = key("text", "text = the files below; synthetic = random tokens")
+    train_files: Files = key(TRAIN_BOOKS, "text files to learn from; builtin: = shipped with MaxText")
+    eval_files: Files = key(("builtin:austen/persuasion.txt",), "text files held out; [] = none")
+    packing: bool = key(True, "put several documents into one row")
+    packing_type: Literal["concat_then_split"] = key("concat_then_split", "how rows are filled")
+    num_epoch: SizeOrMinusOne = key(1, "times through the training data; -1 = for ever")
+    enable_data_shuffling: bool = key(True, "shuffle the rows, anew in each epoch")
+    data_shuffle_seed: Count = key(0, "seed of the shuffle")
+    tokenizer_type: Literal["byte"] = key("byte", "byte = ids 0-255 are bytes, 256 begins and 257 ends a document")
+    tokenizer_path: str = key("", "file of the tokenizer; the byte tokenizer has none")
+    add_bos: bool = key(True, "begin each document with the bos id")
+    add_eos: bool = key(True, "end each document with the eos id")
+
+
+class Optimizer(Group):
+    title = "optimizer"
+    opt_type: Literal["adamw", "sgd", "muon"] = key("adamw", "the optimizer")
+    learning_rate: NonNegative = key(3e-3, "the peak of the schedule")
+    lr_schedule_type: Literal["cosine", "wsd", "constant"] = key("cosine", "shape after warmup; wsd = stay, then decay")
+    warmup_steps_fraction: Fraction = key(0.1, "part of the schedule that rises from 0 to the peak")
+    learning_rate_final_fraction: Fraction = key(0.1, "last learning rate over peak")
+    learning_rate_schedule_steps: SizeOrMinusOne = key(-1, "length of the schedule; -1 = steps")
+    wsd_decay_steps_fraction: Fraction = key(0.1, "wsd: part of the schedule that decays")
+    wsd_decay_style: Literal["linear", "cosine"] = key("linear", "wsd: shape of the decay")
+    adam_b1: Decay = key(0.9, "decay of the first moment")
+    adam_b2: Decay = key(0.95, "decay of the second moment")
+    adam_eps: NonNegative = key(1e-8, "added to the root of the second moment")
+    adam_eps_root: NonNegative = key(0.0, "added under the root")
+    adam_weight_decay: NonNegative = key(0.1, "decoupled weight decay, on matrices only")
+    muon_beta: Decay = key(0.95, "muon: momentum")
+    muon_weight_decay: NonNegative = key(0.0, "muon: weight decay")
+    gradient_clipping_threshold: NonNegative = key(1.0, "limit on the global norm of the gradient; 0 = off")
+    z_loss_multiplier: NonNegative = key(0.0, "weight of the square of log Z in the loss; 0 = off")
+
+
+class Checkpoint(Group):
+    title = "checkpoint"
+    enable_checkpointing: bool = key(True, "save and resume")
+    async_checkpointing: bool = key(True, "write in the background while training goes on")
+    checkpoint_period: Size = key(200, "steps between saves")
+    save_checkpoint_on_completion: bool = key(True, "save after the last step")
+    max_num_checkpoints_to_keep: int | None = key(
+        3, "older ones are deleted once a newer is verified; none = all", ge=1
+    )
+
+
+class EvalAndMetrics(Group):
+    title = "eval and metrics"
+    eval_interval: SizeOrMinusOne = key(-1, "steps between evaluations; -1 = only at the end")
+    eval_steps: SizeOrMinusOne = key(-1, "batches of one evaluation; -1 = the whole eval split")
+    log_period: Size = key(10, "print every log_period-th step; metrics.jsonl gets every one")
+    metrics_file: str = key("", "write the metrics also here, one JSON object a line")
+    abort_on_nan_loss: bool = key(True, "stop at the first NaN in the loss")
+    abort_on_inf_loss: bool = key(True, "stop at the first infinity in the loss")
+    profiler: Literal["", "xplane"] = key("", 'xplane = record a trace into the run folder; "" = off')
+    skip_first_n_steps_for_profiler: Count = key(1, "steps before the trace")
+    profiler_steps: Size = key(5, "steps in the trace")
+
+
+class Sample(Group):
+    title = "sample"
+    prompt: str = key("It is a truth", "the beginning of the text that is generated at the end")
+    sample_length: Count = key(200, "tokens to generate; 0 = none")
+    decode_sampling_temperature: NonNegative = key(0.8, "of the second sample (the first is greedy); 0 = greedy")
+
+
+GROUPS: tuple[type[Group], ...] = (
+    Run, Architecture, Precision, Mesh, Memory, Batch, Data, Optimizer, Checkpoint, EvalAndMetrics, Sample,
+)  # fmt: skip
+
+
+class Schema(
+    Sample, EvalAndMetrics, Checkpoint, Optimizer, Data, Batch, Memory, Mesh, Precision, Architecture, Run
+):  # pydantic orders fields from the last base to the first
+    """All keys as they were written, each by itself valid; relations are checked by `rules`."""
+
+    title = "all"
+
+
+ARCHITECTURE = frozenset(Architecture.model_fields)

@@ -1,0 +1,44 @@
+"""Token embedding: a lookup into a table whose rows (vocabulary) and columns (embed) may both be split."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from MaxText.blueprint import Param, normal
+from MaxText.layout import Axes, Layout
+
+TABLE: Axes = ("vocab", "embed")
+IDS: Axes = ("activation_batch", "activation_length")
+STREAM: Axes = ("activation_batch", "activation_length", "activation_embed")
+
+
+def declare(cfg: Any) -> Param:
+    """The table [V, D], N(0, 1)."""
+    return Param((cfg.vocab_size, cfg.emb_dim), TABLE, normal(1.0), kind="embedding")
+
+
+def lookup(layout: Layout, table: Float[Array, "V D"], ids_BS: Int[Array, "B S"], dtype: Any) -> Float[Array, "B S D"]:
+    """Row `ids` of the table, in `dtype`.
+
+    Each device looks up the ids that its rows hold and gives zeros for the rest; the sum over the pieces of the vocabulary is the
+    answer. Under `shard_map`, since both the lookup and its gradient (a scatter-add of a split batch) are then local by construction.
+    """
+    columns, rows = layout.axes("embed"), layout.axes("vocab")
+
+    def local(piece: Array, ids: Array) -> Array:
+        piece = piece.astype(dtype)
+        if columns:
+            piece = jax.lax.all_gather(piece, columns, axis=1, tiled=True)
+        if not rows:
+            return piece[ids]
+        first = jax.lax.axis_index(rows) * piece.shape[0]
+        mine = (ids >= first) & (ids < first + piece.shape[0])
+        values = jnp.where(mine[..., None], piece[jnp.where(mine, ids - first, 0)], 0)
+        return jax.lax.psum(values, rows)
+
+    specs = (layout.spec(TABLE), layout.spec(IDS))
+    return jax.shard_map(local, in_specs=specs, out_specs=layout.spec(STREAM))(table, ids_BS)

@@ -1,0 +1,152 @@
+"""The training loop and what it calls: draw, dispatch, report yesterday's metrics, then the rare things."""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+
+from MaxText.data import Feeder
+from MaxText.errors import NonFiniteError, Preempted
+from MaxText.evaluate import evaluate
+from MaxText.records import Records
+from MaxText.session import Session
+from MaxText.state import TrainState
+
+
+@dataclass
+class Pending:
+    """A dispatched step whose metrics are still on the device."""
+
+    step: int
+    metrics: dict[str, jax.Array]
+    data_wait_seconds: float
+
+
+@dataclass
+class Loop:
+    """Owns the state while it trains. `done` counts finished optimizer steps."""
+
+    session: Session
+    records: Records
+    compiled: jax.stages.Compiled
+    state: TrainState
+    done: int
+    saved: int = -1
+    healthy: bool = True
+    _pending: Pending | None = None
+    _mark: float = 0.0
+    _eval_program: Any = None
+    _extra: dict[str, float] = field(default_factory=dict)
+
+    def run(self) -> None:
+        """Train from `done` to `steps`. Raises Preempted after a signal, and whatever ends the run early."""
+        cfg, records = self.session.cfg, self.records
+        self._mark = time.perf_counter()
+        with Feeder(self.session.train, self.done, cfg.steps, self.session.put_train) as feeder:
+            while self.done < cfg.steps:
+                records.ledger.enter("data_wait")
+                step, batch = next(feeder)
+                records.ledger.enter("step")
+                records.profiler.step(step, self.state)
+                self.state, values = self.compiled(self.state, batch)
+                self.done = step + 1
+                self._read_pending()
+                self._pending = Pending(step, values, feeder.wait_seconds)
+                self._rare_things()
+
+    def _rare_things(self) -> None:
+        cfg = self.session.cfg
+        if self.records.store:
+            self.records.store.check()
+            if self.done % cfg.checkpoint_period == 0 and self.done < cfg.steps:
+                self.save()
+        if cfg.eval_interval > 0 and self.done % cfg.eval_interval == 0 and self.done < cfg.steps:
+            self.evaluate()
+        if signal := self.records.stop_requested():
+            raise Preempted(f"stopped by {signal.name} after {self.done} steps.", id="run.preempted")
+
+    def settle(self) -> None:
+        """Read what is still on the device; afterwards the state is known to be finite up to `done`."""
+        self._read_pending()
+        self._mark = time.perf_counter()
+
+    def save(self) -> None:
+        """Write a checkpoint of `done` steps, unless it is there already or the state is not finite."""
+        self.settle()
+        if self.saved == self.done or not self.records.store or not self.healthy:
+            return
+        with self.records.activity("save"):
+            stall = self.records.store.save(self.done, self.state, self.records.checkpoint_meta(self.done))
+        self._extra["save_stall_seconds"] = stall
+        self.saved = self.done
+        self._mark = time.perf_counter()
+
+    def evaluate(self) -> dict[str, float]:
+        """Held-out loss of the current parameters: written to the metrics, said on the console."""
+        session, cfg = self.session, self.session.cfg
+        if session.evaluation is None:
+            return {}
+        self.settle()
+        if self._eval_program is None:
+            with self.records.activity("compile"):
+                self._eval_program = session.compile_eval()
+        with self.records.activity("eval"):
+            result = evaluate(
+                self._eval_program,
+                self.state.params,
+                session.evaluation,
+                session.put_eval,
+                session.tokenizer.token_bytes,
+                cfg.eval_steps if cfg.eval_steps > 0 else session.evaluation.batches,
+                stop=lambda: self.records.stop_requested() is not None,
+            )
+        if result:
+            self.records.evaluation(self.done, result)
+        self._mark = time.perf_counter()
+        return result
+
+    def _read_pending(self) -> None:
+        """Fetch the metrics of the step before this one: the device is busy with the next, so nothing waits."""
+        if self._pending is None:
+            return
+        pending, self._pending = self._pending, None
+        values = {name: float(value) for name, value in jax.device_get(pending.metrics).items()}
+        now = time.perf_counter()
+        record = self._record(pending, values, now - self._mark)
+        self._mark = now
+        self.records.step(record)
+        self._check_finite(record)
+
+    def _record(self, pending: Pending, values: dict[str, float], seconds: float) -> dict[str, Any]:
+        plan, train = self.session.plan, self.session.train
+        extra, self._extra = self._extra, {}
+        return {
+            "step": pending.step,
+            **({"epoch": pending.step * train.global_batch // train.rows} if train.rows else {}),
+            **values,
+            "seconds": seconds,
+            "tokens_per_second_per_device": plan.tokens_per_step / seconds / plan.devices,
+            "tflops_per_device": plan.flops_per_step_per_device / seconds / 1e12,
+            "data_wait_seconds": pending.data_wait_seconds,
+            **extra,
+        }
+
+    def _check_finite(self, record: dict[str, Any]) -> None:
+        cfg = self.session.cfg
+        for name in ("loss", "grad_norm"):
+            value = record[name]
+            bad = (math.isnan(value) and cfg.abort_on_nan_loss) or (math.isinf(value) and cfg.abort_on_inf_loss)
+            self.healthy &= math.isfinite(value)
+            if bad:
+                raise NonFiniteError(
+                    f"{name} is {value} at step {record['step']}, the first bad one. Nothing of it was saved. Try a smaller "
+                    f"learning_rate (now {cfg.learning_rate:g}), more warm-up (warmup_steps_fraction={cfg.warmup_steps_fraction:g}), "
+                    "or look at the data of this step; abort_on_nan_loss=false goes on regardless.",
+                    id="run.non-finite",
+                )
+
+

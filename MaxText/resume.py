@@ -1,0 +1,47 @@
+"""May this config continue that checkpoint? Refused where the data would not continue exactly; announced where a schedule changes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax.numpy as jnp
+
+from MaxText import optimizer
+from MaxText.errors import ConfigError
+from MaxText.session import Session
+
+SCHEDULE_KEYS = (
+    "learning_rate", "lr_schedule_type", "warmup_steps_fraction", "learning_rate_final_fraction", "learning_rate_schedule_steps",
+    "wsd_decay_steps_fraction", "wsd_decay_style",
+)  # fmt: skip
+
+
+def check_continues(made: Session, meta: dict[str, Any], done: int) -> list[str]:
+    """Lines for the start screen about what changed. Raises ConfigError("run.other-data") with the differences.
+
+    What the arrays look like is compared by the store itself, leaf by leaf, when it restores.
+    """
+    _same_data(made, meta["data"])
+    return _schedule_notes(made.cfg, meta["config"], done)
+
+
+def _same_data(made: Session, before: dict[str, Any]) -> None:
+    now = made.train.fingerprint
+    different = [key for key in before.keys() | now.keys() if before.get(key) != now.get(key)]
+    if different:
+        rows = "\n".join(f"  {key}: {before.get(key)} in the checkpoint, {now.get(key)} now" for key in sorted(different))
+        raise ConfigError(
+            f"{made.cfg.run_folder} was trained on other data, so its data order cannot be continued exactly:\n{rows}\n"
+            "Choose another run_name to start afresh, or give the old values.",
+            id="run.other-data",
+        )
+
+
+def _schedule_notes(cfg: Any, before: dict[str, Any], done: int) -> list[str]:
+    changed = [key for key in SCHEDULE_KEYS if key in before and before[key] != getattr(cfg, key)]
+    if not changed:
+        return []
+    old = cfg.replace(**{key: before[key] for key in SCHEDULE_KEYS if key in before})
+    rates = [float(optimizer.schedule(c)(jnp.asarray(done, jnp.int32))) for c in (old, cfg)]
+    changes = ", ".join(f"{key} {before[key]} -> {getattr(cfg, key)}" for key in changed)
+    return [f"schedule changed: {changes}; learning rate at step {done}: {rates[0]:.3g} by the old one, {rates[1]:.3g} now"]

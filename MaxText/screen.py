@@ -1,0 +1,107 @@
+"""What the start says, on one screen: pure functions from values to text."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+
+from MaxText import optimizer
+from MaxText.data import Dataset
+from MaxText.hardware import Hardware
+from MaxText.planner import Plan
+from MaxText.session import Session
+
+
+def size(count: float) -> str:
+    """Bytes in the unit that leaves one to four digits before the point."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if count < 1024 or unit == "GiB":
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1024
+    raise AssertionError
+
+
+def _model(cfg: Any, plan: Plan) -> str:
+    return (
+        f"{plan.parameters:,} parameters, all active; {cfg.num_decoder_layers} layers, width {cfg.emb_dim}, "
+        f"{cfg.num_query_heads} heads x {cfg.head_dim} ({cfg.num_kv_heads} key/value), mlp {cfg.mlp_dim}, vocabulary {cfg.vocab_size}"
+    )
+
+
+def _mesh(plan: Plan, hardware: Hardware) -> str:
+    simulated = " (simulated on this CPU: right, not faster)" if hardware.simulated else ""
+    return (
+        f"{plan.describe_mesh()}{simulated}; per device {size(plan.parameter_bytes)} parameters + "
+        f"{size(plan.optimizer_bytes)} optimizer state"
+    )
+
+
+def _batch(cfg: Any, plan: Plan) -> str:
+    parts = f" in {plan.microbatches} microbatches" if plan.microbatches > 1 else ""
+    return (
+        f"{plan.global_batch_size} rows x {cfg.max_target_length} = {plan.tokens_per_step:,} tokens a step{parts}; "
+        f"{cfg.steps:,} steps = {cfg.steps * plan.tokens_per_step:,} tokens"
+    )
+
+
+def _data(cfg: Any, train: Dataset, tokenizer_name: str) -> str:
+    epochs = f", {cfg.steps * train.global_batch / train.rows:.2f} epochs" if train.rows else ""
+    tokens = f", {train.tokens:,} tokens" if train.tokens else ""
+    return f"{train.source}{tokens}{epochs}; tokenizer {tokenizer_name}"
+
+
+def _rows(rows: list[tuple[str, str]]) -> str:
+    """Two columns; the lines of a text of several stay in its column."""
+    width = max(len(name) for name, _ in rows)
+    return "\n".join(f"{name:<{width}}  {text.replace(chr(10), chr(10) + ' ' * (width + 2))}" for name, text in rows)
+
+
+def plan(cfg: Any, hardware: Hardware, plan: Plan, dtype_reason: str) -> list[tuple[str, str]]:
+    """What the planner decided, for the start screen and `plan_only=true`."""
+    return [
+        ("model", _model(cfg, plan)),
+        ("hardware", f"{hardware.devices} x {hardware.kind}"),
+        ("mesh", _mesh(plan, hardware)),
+        ("compute", f"{cfg.dtype}: {dtype_reason}; weights {cfg.weight_dtype}, remat {cfg.remat_policy}"),
+        ("batch", _batch(cfg, plan)),
+    ]
+
+
+def plan_only(made: Session) -> str:
+    """The plan alone."""
+    return _rows(plan(made.cfg, made.hardware, made.plan, made.dtype_reason))
+
+
+def start(made: Session, beginning: str) -> str:
+    """The start screen. `beginning` is FRESH ... or RESUMED ..."""
+    cfg = made.cfg
+    schedule = f"{cfg.opt_type}, learning rate {cfg.learning_rate:g} ({cfg.lr_schedule_type})"
+    rows = [
+        ("run", f"{cfg.run_name} in {cfg.run_folder}"),
+        ("start", beginning),
+        *plan(cfg, made.hardware, made.plan, made.dtype_reason),
+        ("optimizer", f"{schedule}; {optimizer.describe_decay(cfg, made.plan.tree)}"),
+        ("data", _data(cfg, made.train, made.tokenizer.name)),
+        ("held out", made.evaluation.source if made.evaluation else "none"),
+        ("logs", f"{cfg.run_folder}/: log.txt, metrics.jsonl, goodput.jsonl, config.yml"),
+    ]
+    return _rows(rows)
+
+
+def compiled(plan: Plan, program: jax.stages.Compiled) -> str:
+    """The compiler's memory beside the plan's."""
+    memory = program.memory_analysis()
+    if memory is None:
+        return "compiled"
+    return (
+        f"compiled: arguments {size(memory.argument_size_in_bytes)} (planned state {size(plan.state_bytes)}), "
+        f"temporary {size(memory.temp_size_in_bytes)} per device"
+    )
+
+
+def end(cfg: Any, done: int, saved: int) -> str:
+    """Where the checkpoint is and how to continue."""
+    where = f"checkpoint of {saved} steps: {cfg.run_folder}/checkpoints/{saved}" if saved >= 0 else "no checkpoint was written"
+    how = f"steps={2 * cfg.steps}" if done >= cfg.steps else "the same command"
+    return f"{where}\nto continue: {how}"

@@ -1,0 +1,103 @@
+#!/usr/bin/env bash
+# What people get wrong, and the answer: the exit code of the family, one message that names the culprit, no traceback,
+# and nothing created. Mistakes in the configuration are answered before JAX is imported. The exit code is the verdict.
+set -uo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit 1
+python=${PYTHON:-.venv/bin/python}
+out=$(mktemp -d "${TMPDIR:-/tmp}/bad-input.XXXXXX")
+full=''
+trap '[ -z "$full" ] || umount "$full"; rm -rf "$out"' EXIT
+unset "${!M_@}"
+passed=0 failed=0
+
+# A JAX that only says that it was asked for: first in the search path where a mistake must be found without it.
+mkdir -p "$out/poison" "$out/text"
+echo 'raise SystemExit("JAX was imported before the configuration was valid")' >"$out/poison/jax.py"
+: >"$out/text/empty.txt"
+printf 'A short text, far too short for six hundred steps.\n' >"$out/text/short.txt"
+printf 'steps: 1e-3\n' >"$out/text/fraction.yml"
+printf 'steps: 3\nlearning_rate: 1e-3\nsteps: 5\n' >"$out/text/twice.yml"
+printf 'steps: [1\n' >"$out/text/torn.yml"
+
+verdict() { # EXIT_CODE EXPECTED WORD NAME
+  local why=''
+  [ "$1" = "$2" ] || why="exit code $1, expected $2"
+  [ -z "$3" ] || grep -q -F -- "$3" "$out/err" || why="$why; the message does not name $3"
+  ! grep -q Traceback "$out/err" "$out/log" || why="$why; a traceback"
+  [ ! -e "$out/runs" ] || why="$why; something was created: $(find "$out/runs" | head -n 3)"
+  rm -rf "$out/runs"
+  if [ -z "$why" ]; then
+    passed=$((passed + 1))
+  else
+    failed=$((failed + 1))
+    printf 'FAILED %s: %s\n' "$4" "$why"
+    cat "$out/log" "$out/err" | head -n 12 | sed 's/^/  | /'
+  fi
+}
+run() { # command line of train.py: its output in $out/log and $out/err
+  timeout 300 "$python" train.py "$@" >"$out/log" 2>"$out/err" </dev/null
+}
+# refuses CODE WORD [key=value ...] for configs/base.yml; refuses_file the same for a CONFIG of one's own.
+refuses() { refuses_file "$1" "$2" configs/base.yml "${@:3}"; }
+refuses_file() {
+  if [ "$1" = 2 ]; then
+    PYTHONPATH="$out/poison" run "${@:3}" "base_output_directory=$out/runs"
+  else
+    run "${@:3}" "base_output_directory=$out/runs" "jax_cache_dir=$out/xla"
+  fi
+  verdict $? "$1" "$2" "${*:3}"
+}
+
+# The configuration: exit code 2.
+refuses 2 learning_rate leraning_rate=1e-3
+refuses 2 steps steps=soon
+refuses 2 steps steps=2.5
+refuses 2 adam_b1 adam_b1=1.5
+refuses 2 per_device_batch_size per_device_batch_size=-1
+refuses 2 scan_layers scan_layers=perhaps
+refuses 2 remat_policy remat_policy=some
+refuses 2 nonesuch model_name=nonesuch
+refuses 2 emb_dim emb_dim=64
+refuses 2 steps steps
+refuses 2 num_kv_heads base_num_query_heads=4 base_num_kv_heads=3
+refuses 2 remat_policy steps=soon remat_policy=some # both at once
+M_STEPS=soon refuses 2 M_STEPS
+refuses_file 2 nonesuch.yml "$out/text/nonesuch.yml"
+refuses_file 2 steps "$out/text/fraction.yml"
+refuses_file 2 steps "$out/text/twice.yml"
+refuses_file 2 torn.yml "$out/text/torn.yml"
+PYTHONPATH="$out/poison" run && code=0 || code=$?
+verdict "$code" 2 CONFIG "no argument at all"
+
+# The plan: 3.
+refuses 3 fsdp ici_fsdp_parallelism=3 num_cpu_devices=8
+refuses 3 tensor ici_tensor_parallelism=3 base_num_query_heads=4 num_cpu_devices=3
+refuses 3 gradient_accumulation_steps global_batch_size=10 gradient_accumulation_steps=4 per_device_batch_size=1
+
+# The data: 4, and 5 where they end too early.
+refuses 4 nonesuch.txt "train_files=[$out/text/nonesuch.txt]"
+refuses 4 empty.txt "train_files=[$out/text/empty.txt]"
+refuses 4 vocab_size vocab_size=100
+refuses 5 steps "train_files=[$out/text/short.txt]" num_epoch=1
+
+# The disk: 7. A file where a folder should be stops root as well.
+: >"$out/file"
+run configs/base.yml steps=1 "base_output_directory=$out/file/runs" "jax_cache_dir=$out/xla"
+verdict $? 7 "$out/file" "a folder that cannot be made"
+mkdir "$out/full"
+if mount -t tmpfs -o size=1m none "$out/full" 2>/dev/null; then
+  full=$out/full
+  run configs/base.yml steps=2 eval_steps=1 sample_length=4 "base_output_directory=$full" "jax_cache_dir=$out/xla"
+  verdict $? 7 "$full" "a disk that is full"
+else
+  echo "left out: a full disk (no tmpfs can be mounted here)"
+fi
+
+# MaxText's 1e-3 without a dot, which YAML alone takes for text, is a number.
+printf 'base_config: %s\nlearning_rate: 1e-3\nplan_only: true\n' "$PWD/configs/base.yml" >"$out/text/good.yml"
+run "$out/text/good.yml" "base_output_directory=$out/runs" && code=0 || code=$?
+rm -rf "$out/runs"
+verdict "$code" 0 "" "learning_rate: 1e-3"
+
+printf 'bad input: %d passed, %d failed\n' "$passed" "$failed"
+[ "$failed" = 0 ]

@@ -1,0 +1,40 @@
+"""One world for every test: eight virtual CPU devices, a compile cache that outlives the run, and no rank promotion.
+
+All of it is environment, set before JAX is imported, so that a test file that needs no JAX never loads it.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+DEVICES = 8
+BEFORE = dict(os.environ)
+CACHE = Path(tempfile.gettempdir()) / f"maxtext-tests-xla-{os.getuid()}"
+
+assert "jax" not in sys.modules, "a pytest plugin imported JAX before tests/conftest.py could set it up"
+xla_flags = re.sub(r"--xla_force_host_platform_device_count=\d+", "", os.environ.get("XLA_FLAGS", ""))
+os.environ.update(
+    JAX_PLATFORMS="cpu",
+    XLA_FLAGS=f"{xla_flags} --xla_force_host_platform_device_count={DEVICES}".strip(),
+    # JAX 0.10.2 sizes its CPU thread pool by this and deadlocks when it is small and many sharded steps are in flight.
+    NPROC="32",
+    JAX_NUMPY_RANK_PROMOTION="raise",
+    JAX_COMPILATION_CACHE_DIR=str(CACHE),
+    JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS="0",
+    JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES="-1",
+)
+# A user's M_* would override keys in every test.
+for name in [name for name in os.environ if name.startswith("M_")]:
+    del os.environ[name]
+
+
+@pytest.fixture
+def clean_environ() -> dict[str, str]:
+    """The environment as a person has it, without what this file sets: for tests that start MaxText as a process."""
+    return {name: value for name, value in BEFORE.items() if not name.startswith(("M_", "JAX_", "XLA_", "NPROC"))}
