@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import zlib
 from collections.abc import Iterable, Mapping
@@ -132,32 +133,29 @@ def _fingerprint(path: Path, *, sync: bool = False) -> File:
     return File(size, f"{value:08x}")
 
 
-def wrong_sizes(folder: Path, manifest: Manifest) -> list[str]:
-    """Return a sentence for each file that is missing or has another length; looks at no content."""
-    problems = []
-    for path, file in manifest.files.items():
-        try:
-            size = (folder / path).stat().st_size
-        except OSError as error:
-            problems.append(f"{_locate(path, manifest)}: {error.strerror}")
-            continue
-        if size != file.size:
-            problems.append(f"{_locate(path, manifest)}: {size} bytes, {file.size} were saved")
-    return problems
+def differences(folder: Path, manifest: Manifest, *, contents_up_to: float = math.inf) -> list[str]:
+    """Return a sentence for each file that is missing, has another length, or holds other bytes than were saved.
+
+    Files longer than `contents_up_to` bytes are not read.
+    """
+    problems = [_difference(folder / path, file, contents_up_to) for path, file in manifest.files.items()]
+    return [
+        f"{_locate(path, manifest)}: {problem}"
+        for path, problem in zip(manifest.files, problems, strict=True)
+        if problem
+    ]
 
 
-def wrong_contents(folder: Path, manifest: Manifest) -> list[str]:
-    """Return a sentence for each file whose bytes are not those that were saved; reads all of them."""
-    problems = []
-    for path, file in manifest.files.items():
-        try:
-            found = _fingerprint(folder / path)
-        except OSError as error:
-            problems.append(f"{_locate(path, manifest)}: {error.strerror}")
-            continue
-        if found != file:
-            problems.append(f"{_locate(path, manifest)}: its bytes have changed (CRC {found.crc}, saved {file.crc})")
-    return problems
+def _difference(path: Path, saved: File, contents_up_to: float) -> str | None:
+    try:
+        size = path.stat().st_size
+        if size != saved.size:
+            return f"{size} bytes, {saved.size} were saved"
+        if size <= contents_up_to and (found := _fingerprint(path).crc) != saved.crc:
+            return f"its bytes have changed (CRC {found}, saved {saved.crc})"
+    except OSError as error:
+        return str(error.strerror)
+    return None
 
 
 def _locate(path: str, manifest: Manifest) -> str:

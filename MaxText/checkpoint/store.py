@@ -15,11 +15,12 @@ from pathlib import Path
 from typing import IO, Any, Self
 
 from MaxText.checkpoint import arrays, manifest, tree
-from MaxText.checkpoint.manifest import Invalid, Manifest
+from MaxText.checkpoint.manifest import File, Invalid, Manifest
 from MaxText.errors import StorageError
 
 _STATE = "state"
 _DAMAGED = ".damaged"
+_SMALL = 1 << 16  # bytes: files that describe arrays are checked before Orbax trusts them
 
 
 class Store:
@@ -85,7 +86,7 @@ class Store:
 
     def verify(self, step: int) -> None:
         """Read every file of `step`; raise StorageError ("checkpoint.damaged") naming those that have changed."""
-        if problems := manifest.wrong_contents(self._path(step), self._manifest(step)):
+        if problems := manifest.differences(self._path(step), self._manifest(step)):
             raise manifest.damaged(self._path(step), problems)
 
     def restore(self, step: int, target: Any, *, verify: bool = True) -> Any:
@@ -135,12 +136,12 @@ class Store:
 
     def _read(self, step: int, saved: Manifest) -> arrays.Host:
         path = self._path(step)
-        if problems := manifest.wrong_sizes(path, saved):
+        if problems := manifest.differences(path, saved, contents_up_to=_SMALL):
             raise manifest.damaged(path, problems)
         try:
             return arrays.read(path / _STATE, saved.leaves)
         except Exception as error:  # Orbax and TensorStore raise many kinds for damaged files
-            problems = manifest.wrong_contents(path, saved) or [f"it cannot be read: {error}"]
+            problems = manifest.differences(path, saved) or [f"it cannot be read: {error}"]
             raise manifest.damaged(path, problems) from error
 
     def _compare(self, step: int, saved: Manifest, host: arrays.Host) -> None:
@@ -151,14 +152,18 @@ class Store:
             if found[name] != leaf.crc
         ]
         if wrong:  # the files tell where; where they do not, the arrays themselves do
-            raise manifest.damaged(self._path(step), manifest.wrong_contents(self._path(step), saved) or wrong)
+            raise manifest.damaged(self._path(step), manifest.differences(self._path(step), saved) or wrong)
 
     def _scan(self) -> dict[int, Invalid | None]:
         """Every step folder, ascending, and why it is not a complete step (None: it is)."""
         try:
             names = os.listdir(self.folder)
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return {}
+        except OSError as error:
+            raise StorageError(
+                f"the checkpoints in {self.folder} cannot be looked at: {error.strerror}", id="checkpoint.not-readable"
+            ) from error
         return {step: self._reason(step) for step in sorted(int(name) for name in names if name.isdecimal())}
 
     def _reason(self, step: int) -> Invalid | None:
@@ -184,20 +189,19 @@ class Store:
         """
         if self._lock is not None:
             return
-        with self._writing():
-            self.folder.mkdir(parents=True, exist_ok=True)
-            lock = open(self.folder / ".lock", "a+")  # noqa: SIM115 - held until `close`
-            _take(lock, self.folder)
-            lock.truncate(0)
-            lock.write(f"{os.getpid()}\n")
-            lock.flush()
         if newer := [step for step, reason in self._scan().items() if reason and reason.newer]:
             raise StorageError(
                 f"{self.folder} holds steps of a later version of this program: {newer}. "
                 "Update it, or use another run_name.",
                 id="checkpoint.newer-format",
             )
-        self._lock = lock
+        with self._writing():
+            self.folder.mkdir(parents=True, exist_ok=True)
+            lock = open(self.folder / ".lock", "a+")  # noqa: SIM115 - held until `close`
+            self._lock = _take(lock, self.folder)
+            lock.truncate(0)
+            lock.write(f"{os.getpid()}\n")
+            lock.flush()
 
     def save(self, step: int, state: Any, meta: dict[str, Any]) -> float:
         """Save `state` (a tree of jax.Array) as `step`; return the seconds that the caller was kept waiting.
@@ -281,7 +285,7 @@ class Store:
             manifest.write(path, Manifest(step, leaves, files, meta, arrays.versions(), written))
             self._prune()
 
-    def _require_read_back(self, files: dict[str, manifest.File], host: arrays.Host, crcs: dict[str, str]) -> None:
+    def _require_read_back(self, files: dict[str, File], host: arrays.Host, crcs: dict[str, str]) -> None:
         """An array of one chunk is stored as its bytes: its file must have the array's checksum."""
         for name, array in host.items():
             chunk = f"{_STATE}/{tree.folder_name(name)}/{'.'.join(['0'] * max(1, array.ndim))}"
@@ -320,7 +324,7 @@ class Store:
         except Exception as error:
             if step is None:
                 raise StorageError(
-                    f"checkpoints cannot be written to {self.folder}: {error}. "
+                    f"checkpoints cannot be written to {self.folder}: {_cause(error)}. "
                     "Set base_output_directory to a place that can, or enable_checkpointing=false.",
                     id="checkpoint.not-writable",
                 ) from error
@@ -332,8 +336,8 @@ class Store:
             ) from error
 
 
-def _take(lock: IO[str], folder: Path) -> None:
-    """Lock the file, or say who has it. File systems without locks are let pass."""
+def _take(lock: IO[str], folder: Path) -> IO[str]:
+    """Lock the file, or close it and say who has it. File systems without locks are let pass."""
     import fcntl
 
     try:
@@ -349,12 +353,16 @@ def _take(lock: IO[str], folder: Path) -> None:
         ) from None
     except OSError as error:
         if error.errno not in (errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS):
+            lock.close()
             raise
+    return lock
 
 
 def _cause(error: Exception) -> str:
-    """The first line of what a library said."""
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
+    """What the system said, or the kind and first line of what a library said."""
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    return f"{type(error).__name__}: {error}".splitlines()[0]
 
 
 def _free(folder: Path) -> str:
