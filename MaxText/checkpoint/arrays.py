@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -60,16 +60,13 @@ def _copy(array: Any, buffer: np.ndarray | None) -> np.ndarray:
     return buffer
 
 
-def checksums(host: Host) -> dict[str, str]:
-    """Return the CRC-32 of each array's bytes in C order."""
-    values = _workers().map(
-        lambda array: crc(np.ascontiguousarray(array).view(np.uint8).data), map(_flat, host.values())
-    )
-    return dict(zip(host, values, strict=True))
+def start_checksums(host: Host) -> dict[str, Future[str]]:
+    """Begin to compute the CRC-32 of each array's bytes in C order, in other threads."""
+    return {name: _workers().submit(_crc, array) for name, array in host.items()}
 
 
-def _flat(array: np.ndarray) -> np.ndarray:
-    return np.ascontiguousarray(array).reshape(-1)
+def _crc(array: np.ndarray) -> str:
+    return crc(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
 
 
 def write(folder: Path, host: Host) -> None:
@@ -110,6 +107,7 @@ def _no_merge(record: logging.LogRecord) -> bool:
     return "Skipping merge of OCDBT" not in record.getMessage()
 
 
+@cache
 def versions() -> dict[str, str]:
     """Return the versions of what writes a checkpoint."""
     import platform

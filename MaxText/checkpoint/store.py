@@ -106,9 +106,9 @@ class Store:
         wanted = tree.named_leaves(target)
         tree.require_fit(saved.leaves, wanted, f"checkpoint {self._path(step)}")
         host = self._read(step, saved)
+        crcs = arrays.start_checksums(host) if verify else {}  # while the arrays go to the devices
         placed = arrays.to_devices(host, wanted)
-        if verify:
-            self._compare(step, saved, host)
+        self._compare(step, saved, {name: crc.result() for name, crc in crcs.items()})
         return jax.tree.unflatten(jax.tree.structure(target), placed)
 
     def restore_newest(self, target: Any) -> tuple[int, Any, list[str]]:
@@ -144,12 +144,11 @@ class Store:
             problems = manifest.differences(path, saved) or [f"it cannot be read: {error}"]
             raise manifest.damaged(path, problems) from error
 
-    def _compare(self, step: int, saved: Manifest, host: arrays.Host) -> None:
-        found = arrays.checksums(host)
+    def _compare(self, step: int, saved: Manifest, crcs: dict[str, str]) -> None:
         wrong = [
-            f"array {name}: CRC {found[name]}, saved {leaf.crc}"
-            for name, leaf in saved.leaves.items()
-            if found[name] != leaf.crc
+            f"array {name}: CRC {found}, saved {saved.leaves[name].crc}"
+            for name, found in crcs.items()
+            if found != saved.leaves[name].crc
         ]
         if wrong:  # the files tell where; where they do not, the arrays themselves do
             raise manifest.damaged(self._path(step), manifest.differences(self._path(step), saved) or wrong)
@@ -275,10 +274,11 @@ class Store:
         with self._writing(step, sum(array.nbytes for array in host.values())):
             self._clean(step)
             path.mkdir()
+            pending = arrays.start_checksums(host)  # of what was copied, not of what was written
             arrays.write(path / _STATE, host)
             files = manifest.survey(path)
             manifest.sync_folder(self.folder)
-            crcs = arrays.checksums(host)
+            crcs = {name: crc.result() for name, crc in pending.items()}
             self._require_read_back(files, host, crcs)
             leaves = {name: tree.Leaf(array.shape, array.dtype.name, crcs[name]) for name, array in host.items()}
             written = datetime.now(UTC).isoformat(timespec="seconds")
