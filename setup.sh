@@ -151,7 +151,7 @@ install() {
 }
 
 main() {
-  kind=${1:-cpu}
+  kind=${1-cpu}
   case "$#:$kind" in
     [01]:cpu) lock=requirements.txt ;;
     1:gpu | 1:tpu) lock=requirements-$kind.txt ;;

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 import optax
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from MaxText import data, decoder, hardware, optimizer, planner, state, step, tokenizer
 from MaxText.layout import Layout
@@ -38,7 +38,8 @@ class Session:
 
     def fresh_state(self) -> TrainState:
         """A new state on the devices."""
-        return jax.jit(self._init)()
+        shardings = jax.tree.map(lambda leaf: leaf.sharding, self.state_type)
+        return jax.jit(self._init, out_shardings=shardings)()
 
     def _init(self) -> TrainState:
         return state.init(self.cfg, self.layout, self.plan.tree, self.tx)
@@ -49,7 +50,8 @@ class Session:
         return jax.tree.map(self._concrete, jax.eval_shape(self._init))
 
     def _concrete(self, leaf: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
-        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=NamedSharding(self.mesh, leaf.sharding.spec))
+        spec = leaf.sharding.spec if leaf.sharding else PartitionSpec()  # JAX leaves it out where nothing is split
+        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=NamedSharding(self.mesh, spec))
 
     def put_train(self, batch: dict[str, np.ndarray]) -> dict[str, jax.Array]:
         """Rows [A * B, S] of one optimizer step to microbatches [A, B, S] on the devices."""

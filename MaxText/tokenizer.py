@@ -10,8 +10,6 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from MaxText.errors import DataError
-
 if TYPE_CHECKING:
     from MaxText.config import Config
 
@@ -79,13 +77,5 @@ class ByteTokenizer:
 
 
 def make(cfg: Config) -> Tokenizer:
-    """The tokenizer that `tokenizer_type` names. Raises DataError."""
-    if cfg.tokenizer_type != "byte":
-        raise DataError(f"tokenizer_type={cfg.tokenizer_type} is not known. Legal: byte.", id="tokenizer.type")
-    if cfg.tokenizer_path:
-        raise DataError(
-            f"tokenizer_path={cfg.tokenizer_path} has no meaning for tokenizer_type=byte, which needs no file. "
-            "Leave it empty.",
-            id="tokenizer.path",
-        )
-    return ByteTokenizer()
+    """The tokenizer that `tokenizer_type` names."""
+    return {"byte": ByteTokenizer}[cfg.tokenizer_type]()

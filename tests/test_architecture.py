@@ -17,8 +17,9 @@ PACKAGE = ROOT / "MaxText"
 
 # A room (a file or a folder of MaxText/) imports only from the rooms before it.
 ORDER = """
-    errors compat config hardware layout blueprint planner layers decoder loss tokenizer data optimizer state step
-    checkpoint runtime metrics goodput report generate train convert cli __main__
+    errors compat config hardware layout blueprint flops planner layers decoder loss tokenizer data evaluate optimizer
+    state step checkpoint runtime metrics goodput report records session screen resume loop generate walk train convert
+    cli __main__
 """
 ROOMS = ORDER.split()
 
@@ -57,9 +58,9 @@ def wrong_direction(source: str, room: str, package: str = "MaxText") -> list[st
     complaints = []
     for line, name in imports(ast.parse(source), package):
         parts = name.split(".")
-        if parts[0] != "MaxText" or parts[1:2] in ([room], ["__version__"]):
+        if parts[0] != "MaxText" or parts[1:2] in ([], [room], ["__version__"]):
             continue
-        target = parts[1] if len(parts) > 1 else ""
+        target = parts[1]
         if target not in ROOMS:
             complaints.append(f"line {line}: {name} names no room of the order")
         elif room == "__init__" or ROOMS.index(target) > ROOMS.index(room):
@@ -116,6 +117,27 @@ def too_long(source: str) -> list[str]:
     everything = [("the file", 1, source.count("\n"))] if source.count("\n") > LONGEST_FILE else []
     everything += [function for function in functions(source) if function[2] > LONGEST_FUNCTION]
     return [f"line {line}: {name} has {length} lines" for name, line, length in everything]
+
+
+def public_functions(nodes: list[ast.stmt]) -> Iterator[Function]:
+    """Functions at the top of a module and methods of its classes whose names do not begin with one underscore."""
+    for node in nodes:
+        if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+            yield from public_functions(node.body)
+        elif isinstance(node, Function) and (not node.name.startswith("_") or node.name.startswith("__")):
+            yield node
+
+
+def untyped_doors(source: str) -> list[str]:
+    """Public functions of which an argument or the result has no type (`__init__` and its kind need none for it)."""
+    complaints = []
+    for function in public_functions(ast.parse(source).body):
+        given = function.args
+        every = [*given.posonlyargs, *given.args, *given.kwonlyargs, *filter(None, [given.vararg, given.kwarg])]
+        bare = [arg.arg for arg in every if arg.annotation is None and arg.arg not in ("self", "cls")]
+        bare += ["its result"] if function.returns is None and not function.name.startswith("__") else []
+        complaints += [f"line {function.lineno}: {function.name}: no type for {', '.join(bare)}"] if bare else []
+    return complaints
 
 
 def says_nothing(statement: ast.stmt) -> bool:
@@ -196,6 +218,10 @@ def test_files_and_functions_are_short():
     assert statistics.median(lengths or [0]) < MEDIAN_FUNCTION
 
 
+def test_public_functions_have_types():
+    check({path: untyped_doors(path.read_text()) for path in MODULES})
+
+
 def test_no_exception_is_swallowed():
     check({path: swallowed(path.read_text()) for path in ALL_CODE})
 
@@ -227,7 +253,12 @@ def test_the_direction_check_catches(source: str, room: str, package: str):
 
 
 def test_the_direction_check_allows_earlier_rooms_and_its_own():
-    allowed = ["import jax", "from MaxText import config, __version__", "from ..errors import X", "from . import norm"]
+    allowed = [
+        "import jax, MaxText",
+        "from MaxText import config, __version__",
+        "from ..errors import X",
+        "from . import norm",
+    ]
     assert wrong_direction("\n".join(allowed), "layers", "MaxText.layers") == []
 
 
@@ -258,6 +289,15 @@ def test_the_length_check_catches():
     assert len(too_long("def f():\n" + "    x = 1\n" * LONGEST_FUNCTION)) == 1
     assert too_long("def f():\n" + "    x = 1\n" * (LONGEST_FUNCTION - 1)) == []
     assert len(too_long("x = 1\n" * (LONGEST_FILE + 1))) == 1
+
+
+def test_the_type_check_catches():
+    bad = "def f(x): ...\ndef g() -> int: ...\nclass A:\n    def m(self, *rest) -> int: ...\n    def n(self): ..."
+    assert len(untyped_doors(bad)) == 3
+    assert (
+        untyped_doors("def _f(x): ...\ndef g(x: int) -> int:\n    def inner(y): ...\nclass _B:\n    def f(x): ...")
+        == []
+    )
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""YAML, `key=value` and environment → one frozen, typed `Config` whose values know their origin; or an error that helps.
+"""YAML, `key=value` and environment → one frozen, typed `Config` whose values know their origin, or a helpful error.
 
 Nothing here imports JAX or NumPy: a mistake is answered before anything heavy is loaded.
 """

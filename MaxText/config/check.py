@@ -57,7 +57,7 @@ def _name_problem(setting: Setting) -> Problem | None:
 
 
 def _typed(written: Mapping[str, Setting], problems: list[Problem]) -> tuple[dict[str, Any], frozenset[str]]:
-    """Every key's value of its declared type and range, and the keys whose written value has neither (here: the default)."""
+    """Every key's value, of its type and range; and the keys whose written value is not (they have the default)."""
     values: dict[str, Any] = {}
     unfit: dict[str, Problem] = {}
     for key, setting in written.items():

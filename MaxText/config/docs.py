@@ -55,7 +55,7 @@ def _entry(key: str, info: FieldInfo) -> list[str]:
     comment = info.description or ""
     legal = kinds.choices(info.annotation)
     if legal:
-        comment += f" ({'|'.join(word or '""' for word in legal)})"
+        comment += " (" + "|".join(word or '""' for word in legal) + ")"
     if not isinstance(info.default, tuple) or len(scalar(info.default)) <= _LONG_LIST:
         return [entry(f"{key}: {scalar(info.default)}", comment)]
     return [entry(f"{key}:", comment), *(f"  - {scalar(item)}" for item in info.default)]

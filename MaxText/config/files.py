@@ -1,4 +1,4 @@
-"""CONFIG files → settings. YAML scalars stay text with their line; a `.py` recipe gives what its `get_config()` returns.
+"""CONFIG files → settings. YAML scalars stay text with their line; a `.py` recipe gives what `get_config()` returns.
 
 Every mistake becomes a `Problem` in the list that the caller passes, so that one answer can name all of them.
 """
@@ -30,7 +30,7 @@ _SIZE_LIMIT = 1 << 20
 
 @dataclass
 class Layer:
-    """What one file says. `parent` is its `base_config`, found from the file; `resolved` marks a printed configuration."""
+    """What one file says. `parent` is its `base_config`; `resolved` marks a printed configuration."""
 
     path: Path
     settings: list[Setting] = field(default_factory=list)
@@ -62,7 +62,7 @@ def read_with_parents(path: Path, asked_by: Origin, problems: list[Problem]) -> 
     seen: list[Path] = []
     following: Path | None = path
     while following is not None:
-        real = following.resolve()
+        real = _real(following)
         if real in seen:
             ring = " -> ".join(str(layer.path) for layer in layers[seen.index(real) :])
             text = f"starts from itself ({ring} -> {following}); remove one base_config"
@@ -72,6 +72,13 @@ def read_with_parents(path: Path, asked_by: Origin, problems: list[Problem]) -> 
         layers.append(read(following, asked_by, problems))
         following, asked_by = layers[-1].parent, layers[-1].parent_origin or asked_by
     return layers[::-1]
+
+
+def _real(path: Path) -> Path:
+    try:
+        return path.resolve()
+    except (OSError, ValueError, RuntimeError):  # a NUL, a ring of links: reading will say so
+        return path.absolute()
 
 
 def _parent(path: Path, setting: Setting, problems: list[Problem]) -> Path | None:
@@ -85,27 +92,27 @@ def _parent(path: Path, setting: Setting, problems: list[Problem]) -> Path | Non
 
 
 def _text(path: Path, asked_by: Origin, problems: list[Problem]) -> str | None:
-    def refuse(id: str, text: str) -> None:
-        problems.append(Problem(id, f"{path} ({asked_by})", text))
-
+    """The file's text; None where there is none that could be a configuration (then `problems` says why)."""
     try:
-        data = path.read_bytes() if not path.is_file() or path.stat().st_size <= _SIZE_LIMIT else None
-    except IsADirectoryError:
-        return refuse("config.file-directory", "is a folder; give a .yml or .py file")
-    except (FileNotFoundError, NotADirectoryError):
-        return refuse("config.file-missing", f"no such file{_nearest_file(path)}")
-    except (OSError, ValueError) as error:
-        return refuse("config.file-unreadable", f"cannot be read: {getattr(error, 'strerror', None) or error}")
-    if data is None:
-        return refuse("config.file-size", f"is {path.stat().st_size} bytes; a CONFIG file has at most {_SIZE_LIMIT}")
-    try:
+        with path.open("rb") as file:  # not necessarily a regular file: a shell's <(...) is welcome
+            data = file.read(_SIZE_LIMIT + 1)
         text = data.decode("utf-8-sig")
+        if len(data) <= _SIZE_LIMIT and text.strip():
+            return text
+        fault = ("config.file-empty", "is empty; `python -m MaxText base` prints a complete one")
+        if text.strip():
+            fault = ("config.file-size", f"has more than the {_SIZE_LIMIT} bytes that a CONFIG file may have")
+    except IsADirectoryError:
+        fault = ("config.file-directory", "is a folder; give a .yml or .py file")
+    except (FileNotFoundError, NotADirectoryError):
+        fault = ("config.file-missing", f"no such file{_nearest_file(path)}")
     except UnicodeDecodeError as error:
-        line = data.count(b"\n", 0, error.start) + 1
-        return refuse("config.file-encoding", f"is not UTF-8: byte {data[error.start]:#04x} in line {line}")
-    if not text.strip():
-        return refuse("config.file-empty", "is empty; `python -m MaxText base` prints a complete one")
-    return text
+        line = error.object.count(b"\n", 0, error.start) + 1
+        fault = ("config.file-encoding", f"is not UTF-8: byte {error.object[error.start]:#04x} in line {line}")
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the path
+        fault = ("config.file-unreadable", f"cannot be read: {getattr(error, 'strerror', None) or error}")
+    problems.append(Problem(fault[0], f"{path} ({asked_by})", fault[1]))
+    return None
 
 
 def _nearest_file(path: Path) -> str:
@@ -165,7 +172,7 @@ def _settings(path: Path, root: yaml.MappingNode, problems: list[Problem]) -> It
 def _node(node: yaml.Node) -> str | list[str] | None:
     """Text, a list of texts, or None for a plain `null`."""
     if isinstance(node, yaml.ScalarNode):
-        null = node.style is None and node.value.lower() in ("null", "~")
+        null = not node.style and node.value.lower() in ("null", "~")
         return None if null else node.value
     if isinstance(node, yaml.SequenceNode):
         if all(isinstance(item, yaml.ScalarNode) for item in node.value):

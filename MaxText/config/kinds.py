@@ -64,5 +64,7 @@ def range_fault(value: Any, info: FieldInfo) -> tuple[str, str]:
         return "config.range", f"must be {bounds(info) or 'a finite number'}"
     near = difflib.get_close_matches(str(wrong[0]).lower(), [word for word in legal if word], n=1)
     hint = f"; did you mean {near[0]}?" if near else ""
-    subject = f"{wrong[0]!r} is no choice; legal" if isinstance(value, tuple) else "legal"
-    return "config.choice", f"{subject}: {', '.join(word or repr('') for word in legal)}{hint}"
+    if "," in wrong[0]:
+        hint = f"; write a list as [{wrong[0]}]"
+    item = f"{wrong[0]} " if isinstance(value, tuple) else ""
+    return "config.choice", f"{item}is none of {', '.join(word or repr('') for word in legal)}{hint}"

@@ -71,7 +71,7 @@ def _arguments(arguments: Sequence[str], problems: list[Problem]) -> list[Settin
 
 
 def _environment(environ: Mapping[str, str], problems: list[Problem]) -> list[Setting]:
-    """`M_KEY` of every key. Another `M_` variable is refused if it looks meant for us, and otherwise somebody else's."""
+    """`M_KEY` of every key. Another `M_` variable is kept, and so refused, if it looks meant for us."""
     settings = []
     for variable, value in environ.items():
         key = variable[2:].lower()
@@ -134,8 +134,9 @@ def _model_path(chosen: Setting, problems: list[Problem]) -> Path | None:
     if derive.is_path(name):
         return Path(name).expanduser()
     for folder in _MODEL_FOLDERS:
-        if (folder / f"{name}.yml").is_file():
-            return folder / f"{name}.yml"
+        file = folder / f"{name}.yml"
+        if file.is_file():
+            return file.relative_to(Path.cwd()) if file.is_relative_to(Path.cwd()) else file
     known = {file.stem: file for folder in _MODEL_FOLDERS if folder.is_dir() for file in sorted(folder.glob("*.yml"))}
     near = names.nearest(name, known, cutoff=0.5) or list(known)[:8]
     text = f"no such model in configs/models; nearest: {', '.join(near)}. Or give a path to a .yml"

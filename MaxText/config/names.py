@@ -1,4 +1,4 @@
-"""What to say to a person who types a name that is no key: nearest names, other words for it, known keys not offered."""
+"""What to say to a person who types a name that is no key: nearest names, other words, known keys not offered."""
 
 from __future__ import annotations
 
@@ -158,7 +158,8 @@ _BY_SENTENCE: dict[str, str] = {
         global_batch_size_to_eval_on""",
     "it is computed from the devices and the mesh": "num_target_devices ici_parallelism dcn_parallelism",
     "it is computed from base_output_directory and run_name": "checkpoint_dir",
-    "it never had an effect; leave it out": "enable_llm_inference_pool enable_padding_causal_mask max_inflight_computations",
+    "it never had an effect; leave it out": """
+        enable_llm_inference_pool enable_padding_causal_mask max_inflight_computations""",
 }
 
 NOT_OFFERED: dict[str, str] = {name: text for text, names in _BY_SENTENCE.items() for name in names.split()}

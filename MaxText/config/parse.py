@@ -24,7 +24,8 @@ NONE_WORDS = frozenset({"none", "null", "~", ""})
 _TRUE = frozenset({"true", "yes", "on", "1", "t", "y"})
 _FALSE = frozenset({"false", "no", "off", "0", "f", "n"})
 _DIGITS = "[0-9]+(?:_[0-9]+)*"
-_NUMBER = re.compile(rf"[+-]?(?:{_DIGITS}(?:\.(?:{_DIGITS})?)?|\.{_DIGITS})(?:[eE][+-]?[0-9]{1, 9})?")
+_EXPONENT = "[eE][+-]?[0-9]{1,9}"
+_NUMBER = re.compile(rf"[+-]?(?:{_DIGITS}(?:\.(?:{_DIGITS})?)?|\.{_DIGITS})(?:{_EXPONENT})?")
 _ITEM = re.compile(r"""\s*(?:"([^"]*)"|'([^']*)'|([^,]*?))\s*(?:,|$)""")
 
 
@@ -97,7 +98,7 @@ def _bool(raw: object) -> bool:
 
 
 def _number(raw: object, what: str) -> Decimal:
-    """The exact finite number that was written; Decimal, since a float would round 1.00000000000000001 to a whole number."""
+    """The exact number that was written: a float would round 1.00000000000000001 to a whole number."""
     if isinstance(raw, str) and _NUMBER.fullmatch(raw.strip()):
         return Decimal(raw.strip().replace("_", ""))
     if isinstance(raw, numbers.Integral) and not isinstance(raw, bool):

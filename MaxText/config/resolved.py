@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import Any, Self
 
 import yaml
-from pydantic import ConfigDict, Field, PrivateAttr
+from pydantic import Field, PrivateAttr
 
 from MaxText.config.files import RESOLVED
 from MaxText.config.origin import Origin, Setting
+from MaxText.config.problem import InvalidConfig, Problem
 from MaxText.config.schema import GROUPS, Schema
 
 _COMMENT_COLUMN = 40
@@ -32,7 +33,6 @@ class Config(Schema):
     Made by `load` and `make`.
     """
 
-    model_config = ConfigDict(frozen=True, protected_namespaces=(), defer_build=True)
     title = "derived"
 
     emb_dim: int = derived("model width", "base_emb_dim", "global_parameter_scale")
@@ -78,6 +78,9 @@ class Config(Schema):
         """A copy with other values, checked and derived anew from what was written. No model file is read again."""
         from MaxText.config.check import resolve  # it makes Configs
 
+        if str(changes.get("model_name", self.model_name)) != self.model_name:
+            text = "replace() reads no model file; use make(model_name=...)"
+            raise InvalidConfig([Problem("config.replace-model", f"model_name={changes['model_name']}", text)])
         origin = Origin("replace()")
         changed = {key: Setting(key, value, origin) for key, value in changes.items()}
         return resolve(self._written | changed, stem=self._stem)

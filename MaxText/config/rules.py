@@ -6,10 +6,11 @@ A rule returns None, or a sentence with both numbers and what to type; `check` p
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
-from MaxText.config.origin import DEFAULT, Origin
+from MaxText.config.origin import Origin
 from MaxText.config.problem import Problem, show
 
 
@@ -17,6 +18,7 @@ class Rule(NamedTuple):
     id: str
     keys: tuple[str, ...]
     broken: Callable[..., str | None]
+    notable: Callable[[object], bool] = lambda value: True
 
     @property
     def meaning(self) -> str:
@@ -41,14 +43,10 @@ def check(values: Mapping[str, object], origins: Mapping[str, Origin], skip: fro
         if skip.isdisjoint(one.keys):
             text = one.broken(**{key: values[key] for key in one.keys})
             if text is not None:
-                problems.append(Problem(one.id, _subject(one.keys, values, origins), text))
+                shown = (key for key in one.keys if one.notable(values[key]))
+                subject = ", ".join(f"{key}={show(values[key])} ({origins[key]})" for key in shown)
+                problems.append(Problem(one.id, subject, text))
     return problems
-
-
-def _subject(keys: tuple[str, ...], values: Mapping[str, object], origins: Mapping[str, Origin]) -> str:
-    """The keys with values and origins; of a long list only those that somebody set."""
-    shown = keys if len(keys) <= 3 else [key for key in keys if origins[key] != DEFAULT] or keys
-    return ", ".join(f"{key}={show(values[key])} ({origins[key]})" for key in shown)
 
 
 def _divisors(number: int, at_most: int = 12) -> str:
@@ -171,42 +169,33 @@ def tiles_divide_vocabulary(num_vocab_tiling: int, vocab_size: int) -> str | Non
 # mesh
 
 
-def _one_fill(**degrees: int) -> str | None:
+def _mesh_rule(id: str, *keys: str) -> Callable[[Callable[..., str | None]], Callable[..., str | None]]:
+    def register(broken: Callable[..., str | None]) -> Callable[..., str | None]:
+        RULES.append(Rule(id, keys, broken, notable=lambda value: value != 1))
+        return broken
+
+    return register
+
+
+@_mesh_rule("config.ici-fill", *_axes("ici"))
+@_mesh_rule("config.dcn-fill", *_axes("dcn"))
+def one_degree_fills(**degrees: int) -> str | None:
+    """At most one of the ici degrees, and of the dcn degrees, is -1."""
     fills = [key for key, degree in degrees.items() if degree == -1]
-    if len(fills) > 1:
-        return (
-            f"only one can take the rest of the devices, but {' and '.join(fills)} are -1; give numbers to the others"
-        )
-    return None
+    return "only one of them can take the rest of the devices; give the others a number" if len(fills) > 1 else None
 
 
-def _rule_of(id: str, keys: tuple[str, ...], broken: Callable[..., str | None], meaning: str) -> None:
-    def asked(**values: int) -> str | None:
-        return broken(**values)
-
-    asked.__doc__ = meaning
-    RULES.append(Rule(id, keys, asked))
-
-
-_rule_of("config.ici-fill", _axes("ici"), _one_fill, "At most one of the ici degrees is -1.")
-_rule_of("config.dcn-fill", _axes("dcn"), _one_fill, "At most one of the dcn degrees is -1.")
-
-
-def _slices_fit(num_slices: int, **degrees: int) -> str | None:
-    product = 1
-    for degree in degrees.values():
-        product *= degree if degree != -1 else 1
-    if num_slices == -1:
+@_mesh_rule("config.slices", "num_slices", *_axes("dcn"))
+def degrees_make_the_slices(num_slices: int, **degrees: int) -> str | None:
+    """The dcn degrees multiply to num_slices; one that is -1 takes the rest."""
+    product = math.prod(degree for degree in degrees.values() if degree != -1)
+    if num_slices == -1 or product == num_slices:
         return None
-    if -1 in degrees.values():
-        if num_slices % product:
-            return f"the dcn degrees multiply to {product}, which does not divide {num_slices} slices"
-    elif product != num_slices:
-        return f"the dcn degrees multiply to {product}, not {num_slices} slices; set one to -1, or num_slices={product}"
+    if -1 not in degrees.values():
+        return f"the degrees multiply to {product}, not {num_slices} slices; set one to -1, or num_slices={product}"
+    if num_slices % product:
+        return f"the degrees multiply to {product}, which does not divide {num_slices} slices"
     return None
-
-
-_rule_of("config.slices", ("num_slices", *_axes("dcn")), _slices_fit, "The dcn degrees multiply to num_slices.")
 
 
 # batch and data

@@ -139,9 +139,7 @@ def open_split(cfg: Config, tokenizer: Tokenizer, split: Split, global_batch: in
             f"Set vocab_size={tokenizer.vocab_size} or more, such as {-(-tokenizer.vocab_size // 32) * 32}.",
             id="data.vocabulary",
         )
-    opener = {"text": _open_text, "synthetic": _open_synthetic}.get(cfg.dataset_type)
-    if opener is None:
-        raise DataError(f"dataset_type={cfg.dataset_type} is not known. Legal: text, synthetic.", id="data.type")
+    opener = {"text": _open_text, "synthetic": _open_synthetic}[cfg.dataset_type]
     return opener(cfg, tokenizer, split, global_batch)
 
 

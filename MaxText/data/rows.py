@@ -141,4 +141,4 @@ def _cut_each(starts: np.ndarray, ends: np.ndarray, length: int) -> tuple[np.nda
 
 
 def _masked(values: np.ndarray, real: np.ndarray) -> np.ndarray:
-    return np.where(real, values, 0).astype(np.int32)
+    return np.multiply(values, real, dtype=np.int32, casting="unsafe")

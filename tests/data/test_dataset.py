@@ -244,8 +244,7 @@ def test_fingerprint_does_not_depend_on_the_folder(tmp_path):
     "keys, error",
     [
         ({"vocab_size": 257}, "data.vocabulary"),
-        ({"dataset_type": "tfds"}, "data.type"),
-        ({"train_files": []}, "data.no-files"),
+        ({"split": "eval", "eval_files": []}, "data.no-files"),
         ({"add_bos": False, "add_eos": False}, "data.no-targets"),
     ],
 )

@@ -1,0 +1,153 @@
+"""Each rule refuses what it should, by id, and lets the neighbour pass."""
+
+import pytest
+
+from MaxText import config
+from MaxText.config.rules import RULES
+
+BROKEN = {
+    "config.run-name": [{"run_name": name} for name in ("..", "a/b", "a\\b", "a\nb", " a", "-a", "~", "é" * 200)],
+    "config.output-directory": [{"base_output_directory": path} for path in ("", "gs://bucket/runs", "a\0b")],
+    "config.metrics-file": [{"metrics_file": path} for path in ("out/", "s3://bucket/m.jsonl", "a\nb")],
+    "config.steps": [{"steps": -1, "learning_rate_schedule_steps": -1}, {"steps": -1}],
+    "config.resume-without-checkpoints": [{"start": "resume", "enable_checkpointing": False}],
+    "config.cpu-devices": [{"num_cpu_devices": 8, "hardware": "gpu"}],
+    "config.scale": [{"global_parameter_scale": scale} for scale in (3, 6, 12, 1000)],
+    "config.heads": [{"base_num_query_heads": 16, "base_num_kv_heads": 5}, {"base_num_kv_heads": 8}],
+    "config.head-dim": [{"head_dim": 33}, {"head_dim": 1}],
+    "config.rope": [{"rope_max_timescale": 1}, {"rope_min_timescale": 20_000}],
+    "config.vocab-tiling": [{"num_vocab_tiling": 5}, {"num_vocab_tiling": 289}],
+    "config.ici-fill": [{"ici_data_parallelism": -1}, {"ici_tensor_parallelism": -1, "ici_expert_parallelism": -1}],
+    "config.dcn-fill": [{"dcn_fsdp_parallelism": -1}],
+    "config.slices": [
+        {"num_slices": 4, "dcn_data_parallelism": 2},
+        {"num_slices": 4, "dcn_tensor_parallelism": 3},
+        {"num_slices": 2, "dcn_data_parallelism": 1},
+    ],
+    "config.accumulation": [{"global_batch_size": 10, "gradient_accumulation_steps": 4}],
+    "config.train-files": [{"train_files": []}],
+    "config.empty-file-name": [{"train_files": ["a.txt", " "]}, {"eval_files": [""]}],
+    "config.eval-files": [{"eval_files": [], "eval_interval": 10}],
+    "config.tokenizer-path": [{"tokenizer_path": "tokenizer.json"}],
+    "config.schedule-fractions": [
+        {"lr_schedule_type": "wsd", "warmup_steps_fraction": 0.5, "wsd_decay_steps_fraction": 0.6}
+    ],
+    "config.profiler-window": [{"profiler": "xplane", "steps": 5}],
+}
+LEGAL = [
+    {},
+    {"run_name": "my run-1.β"},
+    {"steps": -1, "learning_rate_schedule_steps": 7},
+    {"steps": 7, "learning_rate_schedule_steps": -1},
+    {"start": "resume"},
+    {"num_cpu_devices": 8, "hardware": "cpu"},
+    {"global_parameter_scale": 4},
+    {"base_num_query_heads": 16, "base_num_kv_heads": 4},
+    {"num_vocab_tiling": 4},
+    {"ici_data_parallelism": -1, "ici_fsdp_parallelism": 4},
+    {"num_slices": 4, "dcn_data_parallelism": 2, "dcn_fsdp_parallelism": 2},
+    {"num_slices": 4, "dcn_fsdp_parallelism": 2},
+    {"global_batch_size": 12, "gradient_accumulation_steps": 4},
+    {"dataset_type": "synthetic", "train_files": [], "eval_files": [], "eval_interval": 5},
+    {"eval_files": []},
+    {"warmup_steps_fraction": 0.7, "wsd_decay_steps_fraction": 0.6},
+    {"lr_schedule_type": "wsd", "warmup_steps_fraction": 0.7, "wsd_decay_steps_fraction": 0.3},
+    {"profiler": "xplane", "steps": 6},
+]
+
+
+def test_every_rule_has_a_negative_test():
+    assert {rule.id for rule in RULES} == set(BROKEN)
+
+
+@pytest.mark.parametrize(("id", "overrides"), [(id, each) for id, several in BROKEN.items() for each in several])
+def test_broken(id, overrides):
+    with pytest.raises(config.InvalidConfig) as caught:
+        config.make(**overrides)
+    assert caught.value.ids == (id,)
+    assert caught.value.exit_code == 2
+    line = str(caught.value)
+    assert "\n" not in line
+    assert all(key in line for key, value in overrides.items() if value != 1)
+
+
+@pytest.mark.parametrize("overrides", LEGAL)
+def test_legal(overrides):
+    config.make(**overrides)
+
+
+def test_rules_read_keys_only():
+    for rule in RULES:
+        assert set(rule.keys) <= config.Config.model_fields.keys() - config.DERIVED.keys()
+        assert rule.meaning
+
+
+def test_a_rule_is_silent_about_a_key_that_is_already_wrong():
+    with pytest.raises(config.InvalidConfig) as caught:
+        config.make(base_num_kv_heads="many", base_num_query_heads=3)
+    assert caught.value.ids == ("config.type",)
+
+
+RANGES = {
+    "steps": (0, -2),
+    "num_cpu_devices": (-1,),
+    "init_weights_seed": (-1,),
+    "global_parameter_scale": (0, -2),
+    "base_emb_dim": (0, -1),
+    "head_dim": (0,),
+    "vocab_size": (0,),
+    "normalization_layer_epsilon": (0, -1e-5),
+    "attn_logits_soft_cap": (-1,),
+    "ici_tensor_parallelism": (0, -2),
+    "dcn_data_parallelism": (0,),
+    "num_vocab_tiling": (0,),
+    "per_device_batch_size": (0, -1),
+    "global_batch_size": (-1,),
+    "eval_per_device_batch_size": (-1,),
+    "gradient_accumulation_steps": (0,),
+    "max_target_length": (0, 1),
+    "num_epoch": (0,),
+    "learning_rate": (-1,),
+    "warmup_steps_fraction": (-0.1, 1.1),
+    "learning_rate_schedule_steps": (0, -2),
+    "adam_b1": (1, -0.1),
+    "checkpoint_period": (0, -1),
+    "max_num_checkpoints_to_keep": (0,),
+    "eval_interval": (0, -2),
+    "eval_steps": (0,),
+    "log_period": (0,),
+    "profiler_steps": (0,),
+    "sample_length": (-1,),
+    "decode_sampling_temperature": (-0.1,),
+    "mlp_activations": ([], ["silu", "linear", "linear"]),
+}
+CHOICES = {
+    "dtype": "fp16",
+    "opt_type": "lion",
+    "lr_schedule_type": "linear",
+    "dataset_type": "tfds",
+    "attention": "flashy",
+    "remat_policy": "foo",
+    "decoder_block": "gemma3",
+    "hardware": "gpus",
+    "start": "again",
+    "mu_dtype": "float16",
+    "mlp_activations": ["silu", "square"],
+    "tokenizer_type": "sentencepiece",
+}
+
+
+@pytest.mark.parametrize(("key", "value"), [(key, value) for key, values in RANGES.items() for value in values])
+def test_range(key, value):
+    with pytest.raises(config.InvalidConfig) as caught:
+        config.make(**{key: value})
+    assert caught.value.ids == ("config.range",)
+    assert "must be" in str(caught.value)
+
+
+@pytest.mark.parametrize(("key", "value"), CHOICES.items())
+def test_choice(key, value):
+    with pytest.raises(config.InvalidConfig) as caught:
+        config.make(**{key: value})
+    assert caught.value.ids == ("config.choice",)
+    assert "pydantic" not in str(caught.value) and "Input should" not in str(caught.value)
