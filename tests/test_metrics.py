@@ -1,5 +1,6 @@
 """The metrics file keeps every bit of every step; the console's line keeps its form."""
 
+import contextlib
 import io
 import json
 import math
@@ -194,11 +195,9 @@ def on_a_terminal(body: str) -> str:
     with subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stdout=terminal, env=environ) as process:
         os.close(terminal)
         chunks = []
-        try:
+        with contextlib.suppress(OSError):  # raised when the other end closes
             while chunk := os.read(main, 4096):
                 chunks.append(chunk)
-        except OSError:  # the other end closed
-            pass
         os.close(main)
     assert process.returncode == 0
     return b"".join(chunks).decode()
