@@ -35,6 +35,7 @@ from typing import Any
 
 from MaxText.errors import StorageError
 
+FILE = "goodput.jsonl"  # in the run folder
 KINDS = ("startup", "compile", "data_wait", "step", "eval", "save", "restore", "sample", "rest")
 _FREQUENT = frozenset({"step", "data_wait"})
 _FLUSH_US = 1_000_000
@@ -277,11 +278,12 @@ def _share_from(window: dict[str, Any], resumed: int) -> int:
 
 
 def read(path: Path) -> Report:
-    """Read the ledger at `path`. Lines torn by a kill or a full disk are counted, not fatal.
+    """Read the ledger at `path`, a file or a run folder. Lines torn by a kill or a full disk are counted, not fatal.
 
     Raises:
       StorageError: there is no ledger to read ("goodput.unreadable").
     """
+    path = path / FILE if path.is_dir() else path
     try:
         lines = path.read_bytes().splitlines()
     except OSError as error:
@@ -310,11 +312,17 @@ def _parse(lines: Iterable[bytes]) -> tuple[list[_Raw], int]:
             elif record.get("event") == "finish":
                 raws[number].finish = record
             else:
-                int(record["to_us"]), sum(record["us"].values())  # a window only if it has these
-                raws[number].windows.append(record)
+                raws[number].windows.append(_window(record))
         except (ValueError, KeyError, TypeError):
             damaged += 1
     return [raws[number] for number in sorted(raws)], damaged
+
+
+def _window(record: dict[str, Any]) -> dict[str, Any]:
+    """Return `record` if it can be added up; otherwise raise ValueError, KeyError or TypeError."""
+    if not 0 <= sum(record["us"].values()) <= record["to_us"] - record["from_us"]:
+        raise ValueError("activities last longer than their window")
+    return record
 
 
 def _attempt(raw: _Raw, downtime_us: int) -> Attempt:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import io
 import json
 import math
 import os
@@ -80,7 +82,7 @@ class Writer:
 
     def __init__(self, path: Path, also: Path | None = None) -> None:
         self._paths = [path] if also is None or also.absolute() == path.absolute() else [path, also]
-        self._files: list[TextIO] = []
+        self._files: list[io.FileIO] = []
         with _storage(path):
             for each in self._paths:
                 each.parent.mkdir(parents=True, exist_ok=True)
@@ -89,11 +91,11 @@ class Writer:
 
     def write(self, record: Mapping[str, Any]) -> None:
         """Append `record`: keys of DEFINITIONS, scalar values."""
-        line = encode(record) + "\n"
+        line = f"{encode(record)}\n".encode()
         for path, file in zip(self._paths, self._files, strict=True):
             with _storage(path):
-                file.write(line)
-                file.flush()
+                if (written := file.write(line)) < len(line):
+                    raise OSError(errno.ENOSPC, f"{written} of {len(line)} bytes were taken")
 
     def rewind(self, step: int) -> int:
         """Drop the records of `step` and later, which will be done again; return how many were dropped from `path`.
@@ -119,7 +121,7 @@ class Writer:
     def _open(self) -> None:
         for path in self._paths:
             with _storage(path):
-                self._files.append(open(path, "a", encoding="utf-8"))  # noqa: SIM115 - closed by `close`
+                self._files.append(io.FileIO(path, "a"))
 
     def __enter__(self) -> Self:
         return self

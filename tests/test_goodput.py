@@ -58,7 +58,7 @@ def kill(ledger):
 
 def test_one_attempt(tmp_path):
     clock = FakeClock()
-    ledger = goodput.Ledger(tmp_path / "goodput.jsonl", clock, age=1.5)
+    ledger = goodput.Ledger(tmp_path / goodput.FILE, clock, age=1.5)
     clock.wait(0.5)
     ledger.enter("compile")
     clock.wait(3)
@@ -67,7 +67,8 @@ def test_one_attempt(tmp_path):
     clock.wait(0.25)
     ledger.enter("rest")
     ledger.finish("done")
-    report = goodput.read(ledger.path)
+    report = goodput.read(tmp_path)
+    assert report == goodput.read(ledger.path)
     seconds = {kind: us / SECOND for kind, us in report.us.items() if us}
     assert seconds == {"startup": 2.0, "compile": 3.0, "data_wait": 0.2, "step": 2.0, "save": 0.25}
     assert report.wall_us == 7_450_000 == total(report)

@@ -1,5 +1,6 @@
 """The metrics file keeps every bit of every step; the console's line keeps its form."""
 
+import contextlib
 import io
 import json
 import math
@@ -11,6 +12,7 @@ import subprocess
 import sys
 import textwrap
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -58,11 +60,11 @@ def test_scalars_of_libraries(tmp_path):
 
 
 def test_every_line_is_in_the_file_at_once(tmp_path):
-    writer = metrics.Writer(tmp_path / "run" / "m.jsonl", also=tmp_path / "other" / "copy.jsonl")
-    for step in range(3):
-        writer.write(record(step))
-        assert [line["step"] for line in metrics.read(tmp_path / "run" / "m.jsonl")] == list(range(step + 1))
-    writer.sync()
+    with metrics.Writer(tmp_path / "run" / "m.jsonl", also=tmp_path / "other" / "copy.jsonl") as writer:
+        for step in range(3):
+            writer.write(record(step))
+            assert [line["step"] for line in metrics.read(tmp_path / "run" / "m.jsonl")] == list(range(step + 1))
+        writer.sync()
     assert (tmp_path / "other" / "copy.jsonl").read_bytes() == (tmp_path / "run" / "m.jsonl").read_bytes()
 
 
@@ -138,9 +140,19 @@ def test_not_writable(tmp_path):
 def test_disk_full():
     if not os.path.exists("/dev/full"):
         pytest.skip("no /dev/full here")
-    with pytest.raises(StorageError) as caught:
-        metrics.Writer(Path("/dev/full")).write(record(0))
+    with metrics.Writer(Path("/dev/full")) as writer, pytest.raises(StorageError) as caught:
+        writer.write(record(0))
     assert caught.value.id == "metrics.not-written"
+
+
+def test_a_write_cut_short_is_an_error_and_no_record(tmp_path, monkeypatch):
+    with metrics.Writer(tmp_path / "m.jsonl") as writer:
+        writer.write(record(0))
+        real = writer._files[0].write
+        with monkeypatch.context() as patch, pytest.raises(StorageError):
+            patch.setattr(writer, "_files", [SimpleNamespace(write=lambda line: real(line[:9]), close=lambda: None)])
+            writer.write(record(1))
+    assert [line["step"] for line in metrics.read(tmp_path / "m.jsonl")] == [0]
 
 
 def test_definitions_cover_the_console():
@@ -183,11 +195,9 @@ def on_a_terminal(body: str) -> str:
     with subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stdout=terminal, env=environ) as process:
         os.close(terminal)
         chunks = []
-        try:
+        with contextlib.suppress(OSError):  # raised when the other end closes
             while chunk := os.read(main, 4096):
                 chunks.append(chunk)
-        except OSError:  # the other end closed
-            pass
         os.close(main)
     assert process.returncode == 0
     return b"".join(chunks).decode()

@@ -1,0 +1,7 @@
+"""Checkpoints that survive anything: atomic, verified, strict; they restore onto any mesh. Orbax underneath."""
+
+from MaxText.checkpoint.manifest import FORMAT, File, Manifest
+from MaxText.checkpoint.store import Store
+from MaxText.checkpoint.tree import Leaf, named_leaves
+
+__all__ = ["FORMAT", "File", "Leaf", "Manifest", "Store", "named_leaves"]

@@ -1,0 +1,119 @@
+"""Arrays between devices, host and Orbax's files: the only place that knows Orbax.
+
+Orbax's zarr layout without OCDBT and without compression: one folder per array, so that a damaged file names its
+array; weights compress by 8 % only, for twice the time. Orbax keeps no checksum of array bytes and returns changed
+ones without a word, hence the manifest's.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from MaxText.checkpoint.manifest import crc
+from MaxText.checkpoint.tree import nest, unnest
+from MaxText.errors import StorageError
+
+Host = Mapping[str, np.ndarray]
+
+
+@cache
+def _workers() -> ThreadPoolExecutor:
+    """Threads for copies and checksums; both release Python's lock."""
+    return ThreadPoolExecutor(min(8, os.cpu_count() or 1), thread_name_prefix="checkpoint-bytes")
+
+
+def to_host(named: Mapping[str, Any], reuse: Host) -> dict[str, np.ndarray]:
+    """Copy the arrays `named` to host memory of our own; complete on return, so the arrays may be donated.
+
+    Buffers of `reuse` are overwritten where they fit: memory that the system has handed out already is five times
+    as fast as new memory.
+    """
+    for array in named.values():
+        if hasattr(array, "copy_to_host_async"):
+            array.copy_to_host_async()
+    return dict(zip(named, _workers().map(lambda name: _copy(named[name], reuse.get(name)), named), strict=True))
+
+
+def _copy(array: Any, buffer: np.ndarray | None) -> np.ndarray:
+    if buffer is None or buffer.shape != array.shape or buffer.dtype != array.dtype:
+        buffer = np.empty(array.shape, array.dtype)
+    if not hasattr(array, "addressable_shards"):
+        np.copyto(buffer, array)
+        return buffer
+    if not (array.is_fully_addressable or array.is_fully_replicated):
+        raise StorageError(
+            f"an array of shape {list(array.shape)} is spread over several processes; "
+            "saving from several processes is not supported. Use one process.",
+            id="checkpoint.several-processes",
+        )
+    for shard in array.addressable_shards:
+        if shard.replica_id == 0 or not array.is_fully_addressable:
+            buffer[shard.index] = np.asarray(shard.data)
+    return buffer
+
+
+def start_checksums(host: Host) -> dict[str, Future[str]]:
+    """Begin to compute the CRC-32 of each array's bytes in C order, in other threads."""
+    return {name: _workers().submit(_crc, array) for name, array in host.items()}
+
+
+def _crc(array: np.ndarray) -> str:
+    return crc(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+
+
+def write(folder: Path, host: Host) -> None:
+    """Write `host` to the new folder `folder`, which appears when it is complete. Raises what Orbax raises."""
+    import orbax.checkpoint as ocp
+
+    with _checkpointer() as checkpointer:
+        checkpointer.save(folder, args=ocp.args.PyTreeSave(nest(host)))
+
+
+def read(folder: Path, names: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    """Read the arrays `names` from `folder`. Raises what Orbax raises; changed bytes it does not notice."""
+    import orbax.checkpoint as ocp
+
+    wanted = nest(dict.fromkeys(names, 0))
+    how = nest({name: ocp.RestoreArgs(restore_type=np.ndarray) for name in names})
+    with _checkpointer() as checkpointer:
+        found = unnest(checkpointer.restore(folder, args=ocp.args.PyTreeRestore(item=wanted, restore_args=how)))
+    return {name: found[name] for name in names}
+
+
+def to_devices(host: Host, targets: Mapping[str, Any]) -> list[Any]:
+    """Place each array as its target's `.sharding` says (None: the default device), in the order of `targets`."""
+    import jax
+
+    return [jax.device_put(host[name], target.sharding) for name, target in targets.items()]
+
+
+def _checkpointer() -> Any:
+    import orbax.checkpoint as ocp
+
+    logging.getLogger("absl").addFilter(_no_merge)
+    return ocp.Checkpointer(ocp.PyTreeCheckpointHandler(use_ocdbt=False, use_compression=False))
+
+
+def _no_merge(record: logging.LogRecord) -> bool:
+    """Drop Orbax's warning that there is nothing to merge, which is how this layout is."""
+    return "Skipping merge of OCDBT" not in record.getMessage()
+
+
+@cache
+def versions() -> dict[str, str]:
+    """Return the versions of what writes a checkpoint."""
+    import platform
+    from importlib.metadata import version
+
+    import MaxText
+
+    libraries = {name: version(name) for name in ("jax", "orbax-checkpoint", "numpy")}
+    return {"maxtext": MaxText.__version__, "python": platform.python_version(), **libraries}

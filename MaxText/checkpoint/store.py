@@ -1,0 +1,372 @@
+"""The store of a run's checkpoints. See `Store`."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import shutil
+import time
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import IO, Any, Self
+
+from MaxText.checkpoint import arrays, manifest, tree
+from MaxText.checkpoint.manifest import File, Invalid, Manifest
+from MaxText.errors import StorageError
+
+_STATE = "state"
+_DAMAGED = ".damaged"
+_SMALL = 1 << 16  # bytes: files that describe arrays are checked before Orbax trusts them
+
+
+class Store:
+    """Checkpoints of one run in `folder`: `<folder>/<step>/state/` and `<folder>/<step>/manifest.json`.
+
+    - A step exists when its manifest does, which is written last. What a killed save leaves is ignored, and removed
+      when the next save begins.
+    - Arrays are stored whole, without a trace of the mesh; checksums are verified when they are restored.
+    - At most `keep` steps are kept (None: all). Older ones go only after a newer one is durable and read back.
+    - With `asynchronous`, `save` returns once the arrays are copied to host memory; a thread does the rest. Its
+      failure is raised by the next `check`, `save`, `wait` or `close`.
+    - One process at a time may write: it holds a lock on `<folder>/.lock`.
+
+    Reading (`steps`, `latest`, `manifest`, `verify`, `incomplete`) changes nothing and needs no device.
+    """
+
+    def __init__(self, folder: Path, *, keep: int | None = None, asynchronous: bool = True) -> None:
+        """Nothing is read or created yet; `keep` is at least 1."""
+        if keep is not None and keep < 1:
+            raise ValueError(f"keep={keep}: the newest checkpoint is always kept")
+        self.folder = folder.absolute()
+        self._keep = keep
+        self._damaged: set[int] = set()
+        self._buffers: dict[str, Any] = {}
+        self._lock: IO[str] | None = None
+        self._pending: Future[None] | None = None
+        self._failure: StorageError | None = None
+        self._reported = False
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint") if asynchronous else None
+
+    # --- reading
+
+    def steps(self) -> list[int]:
+        """Return the complete steps, ascending, without those that this process found damaged."""
+        return [step for step, reason in self._scan().items() if reason is None]
+
+    def latest(self) -> int | None:
+        """Return the newest complete step; `incomplete` says what was passed over."""
+        return max(self.steps(), default=None)
+
+    def incomplete(self) -> dict[int, str]:
+        """Return the steps whose folders are there but cannot be used, and why."""
+        return {step: str(reason) for step, reason in self._scan().items() if reason is not None}
+
+    def manifest(self, step: int) -> dict[str, Any]:
+        """Return what `step` says it holds: {format, step, leaves, files, meta, versions, written}.
+
+        Raises StorageError: "checkpoint.no-step".
+        """
+        return self._manifest(step).as_dict()
+
+    def _manifest(self, step: int) -> Manifest:
+        try:
+            if step in self._damaged:
+                raise Invalid("it is damaged")
+            return manifest.read(self._path(step))
+        except Invalid as error:
+            known = ", ".join(map(str, self.steps())) or "none"
+            raise StorageError(
+                f"there is no checkpoint of step {step} in {self.folder}: {error}. Complete steps: {known}.",
+                id="checkpoint.no-step",
+            ) from error
+
+    def verify(self, step: int) -> None:
+        """Read every file of `step`; raise StorageError ("checkpoint.damaged") naming those that have changed."""
+        if problems := manifest.differences(self._path(step), self._manifest(step)):
+            raise manifest.damaged(self._path(step), problems)
+
+    def restore(self, step: int, target: Any, *, verify: bool = True) -> Any:
+        """Return the state of `step` in the structure and shardings of `target`.
+
+        Args:
+          target: tree of jax.ShapeDtypeStruct, each with the sharding wanted; any mesh will do.
+          verify: compare checksums. Leave it on: nothing else notices a changed byte.
+
+        Raises:
+          StorageError: "checkpoint.unfit", with a table, before anything is read: names, shapes or dtypes differ;
+            "checkpoint.damaged", naming files and arrays; "checkpoint.no-step".
+        """
+        import jax
+
+        saved = self._manifest(step)
+        wanted = tree.named_leaves(target)
+        tree.require_fit(saved.leaves, wanted, f"checkpoint {self._path(step)}")
+        host = self._read(step, saved)
+        crcs = arrays.start_checksums(host) if verify else {}  # while the arrays go to the devices
+        placed = arrays.to_devices(host, wanted)
+        self._compare(step, saved, {name: crc.result() for name, crc in crcs.items()})
+        return jax.tree.unflatten(jax.tree.structure(target), placed)
+
+    def restore_newest(self, target: Any) -> tuple[int, Any, list[str]]:
+        """Restore the newest intact step; return it, the state, and why newer ones were passed over.
+
+        Damaged steps count as absent from then on; the next save moves them aside to `<step>.damaged`.
+
+        Raises:
+          StorageError: "checkpoint.unfit" as in `restore`; "checkpoint.none" if no step is intact.
+        """
+        skipped = []
+        for step, reason in sorted(self._scan().items(), reverse=True):
+            if reason is not None:
+                skipped.append(f"step {step}: {reason}")
+                continue
+            try:
+                return step, self.restore(step, target), skipped
+            except StorageError as error:
+                if error.id != "checkpoint.damaged":
+                    raise
+                skipped.append(f"step {step}: {error}")
+                self._damaged.add(step)
+        found = "\n".join(skipped) or "there is none"
+        raise StorageError(f"no intact checkpoint in {self.folder}: {found}", id="checkpoint.none")
+
+    def _read(self, step: int, saved: Manifest) -> arrays.Host:
+        path = self._path(step)
+        if problems := manifest.differences(path, saved, contents_up_to=_SMALL):
+            raise manifest.damaged(path, problems)
+        try:
+            return arrays.read(path / _STATE, saved.leaves)
+        except Exception as error:  # Orbax and TensorStore raise many kinds for damaged files
+            problems = manifest.differences(path, saved) or [f"it cannot be read: {error}"]
+            raise manifest.damaged(path, problems) from error
+
+    def _compare(self, step: int, saved: Manifest, crcs: dict[str, str]) -> None:
+        wrong = [
+            f"array {name}: CRC {found}, saved {saved.leaves[name].crc}"
+            for name, found in crcs.items()
+            if found != saved.leaves[name].crc
+        ]
+        if wrong:  # the files tell where; where they do not, the arrays themselves do
+            raise manifest.damaged(self._path(step), manifest.differences(self._path(step), saved) or wrong)
+
+    def _scan(self) -> dict[int, Invalid | None]:
+        """Every step folder, ascending, and why it is not a complete step (None: it is)."""
+        try:
+            names = os.listdir(self.folder)
+        except (FileNotFoundError, NotADirectoryError):
+            return {}
+        except OSError as error:
+            raise StorageError(
+                f"the checkpoints in {self.folder} cannot be looked at: {error.strerror}", id="checkpoint.not-readable"
+            ) from error
+        return {step: self._reason(step) for step in sorted(int(name) for name in names if name.isdecimal())}
+
+    def _reason(self, step: int) -> Invalid | None:
+        if step in self._damaged:
+            return Invalid("it is damaged")
+        try:
+            manifest.read(self._path(step))
+        except Invalid as error:
+            return error
+        return None
+
+    def _path(self, step: int) -> Path:
+        return self.folder / str(step)
+
+    # --- writing
+
+    def prepare(self) -> None:
+        """Make sure that this process can write here; called by the first `save`, better before training starts.
+
+        Raises:
+          StorageError: "checkpoint.not-writable"; "checkpoint.in-use" (another process writes here);
+            "checkpoint.newer-format" (steps here are of a later version of this program).
+        """
+        if self._lock is not None:
+            return
+        if newer := [step for step, reason in self._scan().items() if reason and reason.newer]:
+            raise StorageError(
+                f"{self.folder} holds steps of a later version of this program: {newer}. "
+                "Update it, or use another run_name.",
+                id="checkpoint.newer-format",
+            )
+        with self._writing():
+            self.folder.mkdir(parents=True, exist_ok=True)
+            lock = open(self.folder / ".lock", "a+")  # noqa: SIM115 - held until `close`
+            self._lock = _take(lock, self.folder)
+            lock.truncate(0)
+            lock.write(f"{os.getpid()}\n")
+            lock.flush()
+
+    def save(self, step: int, state: Any, meta: dict[str, Any]) -> float:
+        """Save `state` (a tree of jax.Array) as `step`; return the seconds that the caller was kept waiting.
+
+        On return the arrays may be donated or deleted. `meta` is any JSON: config, data fingerprint, plan.
+
+        Raises:
+          StorageError: an earlier save failed ("checkpoint.not-saved"); `step` or a later one exists
+            ("checkpoint.later-step"); or as `prepare`.
+        """
+        begun = time.perf_counter()
+        self.wait()
+        self.prepare()
+        latest = self.latest()
+        if latest is not None and step <= latest:
+            raise StorageError(
+                f"cannot save step {step} in {self.folder}: step {latest} is there already. "
+                "Resume from it, or use another run_name.",
+                id="checkpoint.later-step",
+            )
+        meta = json.loads(json.dumps(meta))  # ours from here on
+        host = arrays.to_host(tree.named_leaves(state), self._buffers)
+        if self._thread is None:
+            self._write(step, host, meta)
+        else:
+            self._buffers = host
+            self._pending = self._thread.submit(self._write, step, host, meta)
+        return time.perf_counter() - begun
+
+    def check(self) -> None:
+        """Raise StorageError ("checkpoint.not-saved") if a background save has failed; costs nothing."""
+        if self._pending is not None and self._pending.done():
+            self.wait()
+        elif self._failure is not None:
+            raise self._failure
+
+    def wait(self) -> None:
+        """Return once the last save is durable; raise StorageError if it failed, now or earlier."""
+        pending, self._pending = self._pending, None
+        if pending is not None:
+            try:
+                pending.result()
+            except StorageError as error:
+                self._failure = error
+        if self._failure is not None:
+            self._reported = True
+            raise self._failure
+
+    def close(self) -> None:
+        """Wait for the last save and let go of folder and memory; raises a failure only if nobody has seen it."""
+        try:
+            if self._pending is not None or not self._reported:
+                self.wait()
+        finally:
+            if self._thread is not None:
+                self._thread.shutdown()
+            if self._lock is not None:
+                self._lock.close()
+                self._lock = None
+            self._buffers = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _write(self, step: int, host: arrays.Host, meta: dict[str, Any]) -> None:
+        """Everything after the host copy. In this order: state, its durability, manifest, then what may go."""
+        path = self._path(step)
+        with self._writing(step, sum(array.nbytes for array in host.values())):
+            self._clean(step)
+            path.mkdir()
+            pending = arrays.start_checksums(host)  # of what was copied, not of what was written
+            arrays.write(path / _STATE, host)
+            files = manifest.survey(path)
+            manifest.sync_folder(self.folder)
+            crcs = {name: crc.result() for name, crc in pending.items()}
+            self._require_read_back(files, host, crcs)
+            leaves = {name: tree.Leaf(array.shape, array.dtype.name, crcs[name]) for name, array in host.items()}
+            written = datetime.now(UTC).isoformat(timespec="seconds")
+            manifest.write(path, Manifest(step, leaves, files, meta, arrays.versions(), written))
+            self._prune()
+
+    def _require_read_back(self, files: dict[str, File], host: arrays.Host, crcs: dict[str, str]) -> None:
+        """An array of one chunk is stored as its bytes: its file must have the array's checksum."""
+        for name, array in host.items():
+            chunk = f"{_STATE}/{tree.folder_name(name)}/{'.'.join(['0'] * max(1, array.ndim))}"
+            if array.nbytes and files[chunk].size == array.nbytes and files[chunk].crc != crcs[name]:
+                raise OSError(errno.EIO, f"array {name} did not read back as it was written", chunk)
+
+    def _clean(self, step: int) -> None:
+        """Remove what dead saves left, move aside what is damaged; `step` is about to be written."""
+        for old, reason in self._scan().items():
+            if reason is None or reason.newer:
+                continue
+            if reason.absent and old not in self._damaged:
+                shutil.rmtree(self._path(old))
+                continue
+            aside = self.folder / f"{old}{_DAMAGED}"
+            if aside.exists():
+                shutil.rmtree(aside)
+            self._path(old).rename(aside)
+            self._damaged.discard(old)
+
+    def _prune(self) -> None:
+        """Delete the oldest steps beyond `keep`. First the manifest: a half-deleted step does not exist."""
+        if self._keep is None:
+            return
+        for step in self.steps()[: -self._keep]:
+            (self._path(step) / manifest.NAME).unlink()
+            shutil.rmtree(self._path(step))
+
+    @contextlib.contextmanager
+    def _writing(self, step: int | None = None, nbytes: int = 0) -> Iterator[None]:
+        """Turn what goes wrong into a StorageError with the numbers."""
+        try:
+            yield
+        except StorageError:
+            raise
+        except Exception as error:
+            if step is None:
+                raise StorageError(
+                    f"checkpoints cannot be written to {self.folder}: {_cause(error)}. "
+                    "Set base_output_directory to a place that can, or enable_checkpointing=false.",
+                    id="checkpoint.not-writable",
+                ) from error
+            raise StorageError(
+                f"checkpoint {self._path(step)} was not saved: {_cause(error)}. "
+                f"It needs {nbytes:,} bytes; {_free(self.folder)} are free. "
+                "Make room and start again: the run resumes from the newest complete checkpoint.",
+                id="checkpoint.not-saved",
+            ) from error
+
+
+def _take(lock: IO[str], folder: Path) -> IO[str]:
+    """Lock the file, or close it and say who has it. File systems without locks are let pass."""
+    import fcntl
+
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        lock.seek(0)
+        holder = lock.read().strip()
+        lock.close()
+        raise StorageError(
+            f"another process ({holder or 'unknown'}) is writing checkpoints to {folder}. "
+            "Wait for it, end it, or use another run_name.",
+            id="checkpoint.in-use",
+        ) from None
+    except OSError as error:
+        if error.errno not in (errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS):
+            lock.close()
+            raise
+    return lock
+
+
+def _cause(error: Exception) -> str:
+    """What the system said, or the kind and first line of what a library said."""
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    return f"{type(error).__name__}: {error}".splitlines()[0]
+
+
+def _free(folder: Path) -> str:
+    try:
+        return f"{shutil.disk_usage(folder).free:,}"
+    except OSError:
+        return "an unknown number"
