@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import Array, Int
 
 from MaxText import decoder, loss
@@ -51,15 +52,20 @@ def make_sampler(cfg: Any, layout: Layout, length: int):
 def generate(
     cfg: Any, layout: Layout, params: Any, tokenizer: Any, prompt: str, new_tokens: int, temperatures: tuple[float, ...], seed: int = 0
 ) -> list[str]:
-    """One text (prompt and continuation) for each temperature; 0 is greedy. Stops at the end-of-document id."""
+    """One text (prompt and continuation) for each temperature; 0 is greedy. Stops at the end-of-document id.
+
+    Run under the mesh of `params`; every device computes the same few rows.
+    """
     ids = tokenizer.encode(prompt)
     if tokenizer.bos_id is not None and cfg.add_bos:
         ids = np.concatenate([[tokenizer.bos_id], ids])
     first = len(ids)
     slots = np.zeros((len(temperatures), first + new_tokens), np.int32)
     slots[:, :first] = ids
-    sampler = make_sampler(cfg, layout, slots.shape[1])
-    out = np.asarray(sampler(params, slots, np.int32(first), np.asarray(temperatures, np.float32), jax.random.key(seed)))
+    sampler = make_sampler(cfg, layout.unsplit("activation_batch"), slots.shape[1])
+    whole = NamedSharding(jax.sharding.get_mesh(), PartitionSpec())
+    arguments = (slots, np.int32(first), np.asarray(temperatures, np.float32), jax.random.key(seed))
+    out = np.asarray(sampler(params, *(jax.device_put(x, whole) for x in arguments)))
     return [_text(tokenizer, row, first) for row in out]
 
 

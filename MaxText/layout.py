@@ -10,6 +10,7 @@ Layers speak of dims only. Two rules hold everywhere:
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -74,6 +75,11 @@ class Layout:
     def compute_spec(self, dims: Sequence[str | None]) -> PartitionSpec:
         """The spec of a weight while it is used: not split over the gathered axes."""
         return self.spec(dims, without=self.gathered)
+
+    def unsplit(self, dim: str) -> Layout:
+        """The same table with `dim` whole on every device: for arrays too small to split."""
+        rules = tuple((name, () if name == dim else axes) for name, axes in self.rules)
+        return dataclasses.replace(self, rules=rules)
 
     def constrain(self, x: jax.Array, *dims: str | None) -> jax.Array:
         """`x` resharded to the layout of `dims`; nothing happens if it is there already."""

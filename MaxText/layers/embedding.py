@@ -28,6 +28,9 @@ def lookup(layout: Layout, table: Float[Array, "V D"], ids_BS: Int[Array, "B S"]
     answer. Under `shard_map`, since both the lookup and its gradient (a scatter-add of a split batch) are then local by construction.
     """
     columns, rows = layout.axes("embed"), layout.axes("vocab")
+    table_dims = TABLE
+    if not set(columns) <= set(layout.axes("activation_batch")):  # every device looks up the same ids: gather in the open
+        table, table_dims, columns = jax.reshard(table, layout.compute_spec(TABLE)), ("vocab", None), ()
 
     def local(piece: Array, ids: Array) -> Array:
         piece = piece.astype(dtype)
@@ -40,5 +43,5 @@ def lookup(layout: Layout, table: Float[Array, "V D"], ids_BS: Int[Array, "B S"]
         values = jnp.where(mine[..., None], piece[jnp.where(mine, ids - first, 0)], 0)
         return jax.lax.psum(values, rows)
 
-    specs = (layout.spec(TABLE), layout.spec(IDS))
+    specs = (layout.spec(table_dims), layout.spec(IDS))
     return jax.shard_map(local, in_specs=specs, out_specs=layout.spec(STREAM))(table, ids_BS)
