@@ -365,7 +365,7 @@ def format(report: Report) -> str:
     ]
     lines = [f"{name:<34}{spent / 1e6:>12.3f} s {_percent(spent, wall):>7}" for name, spent in rows]
     lines.insert(-1, "-" * len(lines[0]))
-    lines.append(f"goodput {100 * report.goodput:.1f} % of {_attempts(len(report.attempts))}")
+    lines.append(f"goodput {100 * report.goodput:.1f} % over {_attempts(len(report.attempts))}")
     if report.damaged_lines:
         lines.append(f"{report.damaged_lines} damaged lines of the ledger were left out")
     return "\n".join(["", *map(_describe, report.attempts), "", *lines]).strip("\n")

@@ -283,7 +283,7 @@ def test_format(tmp_path):
     wall = seconds.pop("wall")
     assert sum(map(float, seconds.values())) == pytest.approx(float(wall))
     assert float(seconds["step, kept"]) == pytest.approx(3.0)
-    assert "steps 10 to 29" in text and "2 attempts" in text
+    assert "steps 10 to 29" in text and "goodput 55.6 % over 2 attempts" in text
     assert goodput.summary(report).startswith("goodput 55.6 % of 5.4 s in 2 attempts")
 
 

@@ -59,7 +59,7 @@ class Store:
 
     def latest(self) -> int | None:
         """Return the newest complete step; `incomplete` says what was passed over."""
-        return max(self.steps(), default=None)
+        return next((step for step in reversed(self._folders()) if self._reason(step) is None), None)
 
     def incomplete(self) -> dict[int, str]:
         """Return the steps whose folders are there but cannot be used, and why."""
@@ -155,15 +155,17 @@ class Store:
 
     def _scan(self) -> dict[int, Invalid | None]:
         """Every step folder, ascending, and why it is not a complete step (None: it is)."""
+        return {step: self._reason(step) for step in self._folders()}
+
+    def _folders(self) -> list[int]:
         try:
-            names = os.listdir(self.folder)
+            return sorted(int(name) for name in os.listdir(self.folder) if name.isdecimal())
         except (FileNotFoundError, NotADirectoryError):
-            return {}
+            return []
         except OSError as error:
             raise StorageError(
                 f"the checkpoints in {self.folder} cannot be looked at: {error.strerror}", id="checkpoint.not-readable"
             ) from error
-        return {step: self._reason(step) for step in sorted(int(name) for name in names if name.isdecimal())}
 
     def _reason(self, step: int) -> Invalid | None:
         if step in self._damaged:
@@ -196,11 +198,7 @@ class Store:
             )
         with self._writing():
             self.folder.mkdir(parents=True, exist_ok=True)
-            lock = open(self.folder / ".lock", "a+")  # noqa: SIM115 - held until `close`
-            self._lock = _take(lock, self.folder)
-            lock.truncate(0)
-            lock.write(f"{os.getpid()}\n")
-            lock.flush()
+            self._lock = _lock(self.folder)
 
     def save(self, step: int, state: Any, meta: dict[str, Any]) -> float:
         """Save `state` (a tree of jax.Array) as `step`; return the seconds that the caller was kept waiting.
@@ -272,7 +270,7 @@ class Store:
         """Everything after the host copy. In this order: state, its durability, manifest, then what may go."""
         path = self._path(step)
         with self._writing(step, sum(array.nbytes for array in host.values())):
-            self._clean(step)
+            self._clean()
             path.mkdir()
             pending = arrays.start_checksums(host)  # of what was copied, not of what was written
             arrays.write(path / _STATE, host)
@@ -292,8 +290,8 @@ class Store:
             if array.nbytes and files[chunk].size == array.nbytes and files[chunk].crc != crcs[name]:
                 raise OSError(errno.EIO, f"array {name} did not read back as it was written", chunk)
 
-    def _clean(self, step: int) -> None:
-        """Remove what dead saves left, move aside what is damaged; `step` is about to be written."""
+    def _clean(self) -> None:
+        """Remove what dead saves left, move aside what is damaged."""
         for old, reason in self._scan().items():
             if reason is None or reason.newer:
                 continue
@@ -336,26 +334,29 @@ class Store:
             ) from error
 
 
-def _take(lock: IO[str], folder: Path) -> IO[str]:
-    """Lock the file, or close it and say who has it. File systems without locks are let pass."""
+def _lock(folder: Path) -> IO[str]:
+    """Lock `folder` for this process, or say who has it. File systems without locks are let pass."""
     import fcntl
 
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        lock.seek(0)
-        holder = lock.read().strip()
-        lock.close()
-        raise StorageError(
-            f"another process ({holder or 'unknown'}) is writing checkpoints to {folder}. "
-            "Wait for it, end it, or use another run_name.",
-            id="checkpoint.in-use",
-        ) from None
-    except OSError as error:
-        if error.errno not in (errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS):
-            lock.close()
-            raise
-    return lock
+    with contextlib.ExitStack() as undo:
+        lock = undo.enter_context(open(folder / ".lock", "a+"))
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            lock.seek(0)
+            raise StorageError(
+                f"another process ({lock.read().strip() or 'unknown'}) is writing checkpoints to {folder}. "
+                "Wait for it, end it, or use another run_name.",
+                id="checkpoint.in-use",
+            ) from None
+        except OSError as error:
+            if error.errno not in (errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS):
+                raise
+        lock.truncate(0)
+        lock.write(f"{os.getpid()}\n")
+        lock.flush()
+        undo.pop_all()  # held until the store closes
+        return lock
 
 
 def _cause(error: Exception) -> str:
