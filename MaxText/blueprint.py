@@ -1,7 +1,7 @@
 """The vocabulary of a model: one `Param` record per parameter, and pure functions over nested dicts of them.
 
-Sharding, initial values, memory, decay mask, parameter count and checkpoint path all derive from this record; none is written twice.
-"""
+Sharding, initial values, memory, decay mask, parameter count and checkpoint path all derive from this record; none is
+written twice."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ Blueprint = Mapping[str, Any]  # nested; leaves are Param
 
 @dataclass(frozen=True)
 class Init:
-    """How a parameter starts. `std` is the standard deviation for the normal ones (truncated: before truncation at 2 sigma)."""
+    """How a parameter starts. `std` is the standard deviation for the normal ones (truncated: before truncation at 2
+    sigma)."""
 
     law: Literal["zeros", "ones", "normal", "truncated_normal"]
     std: float = 0.0

@@ -15,5 +15,6 @@ CPU_HAS_FAST_BFLOAT16_MATMUL: bool = JAX_VERSION >= (0, 12)
 
 
 def explicit_mesh(devices: np.ndarray, axis_names: Sequence[str]) -> Mesh:
-    """A mesh whose every axis is Explicit. `Mesh(...)` alone gives Auto axes while `jax.make_mesh` gives Explicit ones."""
+    """A mesh whose every axis is Explicit. `Mesh(...)` alone gives Auto axes while `jax.make_mesh` gives Explicit
+    ones."""
     return Mesh(devices, tuple(axis_names), axis_types=(AxisType.Explicit,) * len(axis_names))

@@ -53,7 +53,9 @@ def _declare_layer(cfg: Any) -> dict[str, Any]:
 def declare(cfg: Any) -> dict[str, Any]:
     """The blueprint of the whole model: `{embedding, decoder: {segment: {position: layer}}, final_norm[, logits]}`."""
     stacks = {
-        segment.name: {str(i): blueprint.stack(_declare_layer(cfg), segment.repeats) for i in range(len(segment.pattern))}
+        segment.name: {
+            str(i): blueprint.stack(_declare_layer(cfg), segment.repeats) for i in range(len(segment.pattern))
+        }
         for segment in segments(cfg)
     }
     tree = {"embedding": embedding.declare(cfg), "decoder": stacks, "final_norm": norm.declare(cfg.emb_dim)}
@@ -90,7 +92,9 @@ def _run(cfg: Any, layout: Layout, params: Any, x: Array, context: Context, cach
     new_caches = {}
     for segment in segments(cfg):
         stack_caches = None if caches is None else caches[segment.name]
-        x, new_caches[segment.name] = _run_segment(cfg, layout, segment, params["decoder"][segment.name], x, context, stack_caches)
+        x, new_caches[segment.name] = _run_segment(
+            cfg, layout, segment, params["decoder"][segment.name], x, context, stack_caches
+        )
     return norm.rms_norm(layout, x, params["final_norm"], cfg.normalization_layer_epsilon), new_caches
 
 
@@ -112,19 +116,21 @@ def output_kernel(cfg: Any, params: Any) -> tuple[Float[Array, "D V"], Axes, flo
     return params["embedding"].T, LOGITS, cfg.emb_dim**-0.5 if cfg.normalize_embedding_logits else 1.0
 
 
-def empty_cache(cfg: Any, batch: int, length: int) -> dict[str, Any]:
+def empty_cache(cfg: Any, layout: Layout, batch: int, length: int) -> dict[str, Any]:
     """A KV cache for `length` tokens of `batch` rows."""
-    shape = (batch, length, cfg.num_kv_heads, cfg.head_dim)
-    zeros = jnp.zeros(shape, cfg.dtype)
+    spec = layout.spec(("layers", *attention.KV_HEADS))
 
-    def stacked(segment: Segment) -> Any:
-        one = {str(i): Cache(zeros, zeros) for i in range(len(segment.pattern))}
-        return jax.tree.map(lambda x: jnp.broadcast_to(x[None], (segment.repeats, *x.shape)), one)
+    def stacked(segment: Segment) -> dict[str, Cache]:
+        shape = (segment.repeats, batch, length, cfg.num_kv_heads, cfg.head_dim)
+        zeros = jnp.zeros(shape, cfg.dtype, out_sharding=spec)
+        return {str(i): Cache(zeros, zeros) for i in range(len(segment.pattern))}
 
     return {segment.name: stacked(segment) for segment in segments(cfg)}
 
 
-def decode(cfg: Any, layout: Layout, params: Any, ids_BS: Int[Array, "B S"], slot: Int[Array, ""], cache: Any):
+def decode(
+    cfg: Any, layout: Layout, params: Any, ids_BS: Int[Array, "B S"], slot: Int[Array, ""], cache: Any
+) -> tuple[Float[Array, "B S D"], Any]:
     """Hidden states of `ids`, which stand at positions slot, slot+1, ...; returns (hidden [B, S, D], cache)."""
     batch, length = ids_BS.shape
     positions = slot + jnp.arange(length)

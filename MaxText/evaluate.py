@@ -24,10 +24,11 @@ def evaluate(
     batches: int,
     stop: Callable[[], bool] = lambda: False,
 ) -> dict[str, float]:
-    """eval_loss [nats/token], eval_loss_per_byte [nats/byte], eval_total_weights, eval_seconds over the first `batches` batches.
+    """eval_loss [nats/token], eval_loss_per_byte [nats/byte], eval_total_weights, eval_seconds over the first `batches`
+    batches.
 
-    Sums are kept in float64 on the host. `stop()` true ends early with an empty result: half a set is no comparable figure.
-    """
+    Sums are kept in float64 on the host. `stop()` true ends early with an empty result: half a set is no comparable
+    figure."""
     started = time.perf_counter()
     nll = weight = text_bytes = 0.0
     waiting: deque[dict[str, jax.Array]] = deque()
@@ -40,7 +41,11 @@ def evaluate(
             nll, weight = _add(waiting.popleft(), nll, weight)
     while waiting:
         nll, weight = _add(waiting.popleft(), nll, weight)
-    result = {"eval_loss": nll / max(weight, 1.0), "eval_total_weights": weight, "eval_seconds": time.perf_counter() - started}
+    result = {
+        "eval_loss": nll / max(weight, 1.0),
+        "eval_total_weights": weight,
+        "eval_seconds": time.perf_counter() - started,
+    }
     return result | ({"eval_loss_per_byte": nll / text_bytes} if text_bytes else {})
 
 

@@ -2,7 +2,8 @@
 
 Per token, forward, in multiply-adds times two:
   weights    2 * (every matmul weight that the token passes; the output head counts, the input lookup does not)
-  attention  2 * S * heads * head_dim a layer: scores and weighted sum are 4 * S * heads * head_dim, and causality halves them
+  attention  2 * S * heads * head_dim a layer: scores and weighted sum are 4 * S * heads * head_dim, and causality
+             halves them
 A training step is three times that (one forward, two backward matmuls); rematerialised work is not counted.
 """
 

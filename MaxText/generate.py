@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -22,14 +23,15 @@ def _choose(logits_BV: Array, temperature_B: Array, key: Array) -> Int[Array, " 
     return jnp.where(temperature_B > 0, drawn, greedy).astype(jnp.int32)
 
 
-def make_sampler(cfg: Any, layout: Layout, length: int):
+def make_sampler(cfg: Any, layout: Layout, length: int) -> Callable[..., Int[Array, "B T"]]:
     """A function (params, prompt [B, length], prompt_length, temperature [B], key) -> ids [B, length].
 
-    Slots before prompt_length hold the prompt; the rest are filled in. One token a step through the same cached forward pass, so a
-    prompt of any length is one program.
-    """
+    Slots before prompt_length hold the prompt; the rest are filled in. One token a step through the same cached forward
+    pass, so a prompt of any length is one program."""
 
-    def sample(params: Any, prompt_BT: Array, prompt_length: Array, temperature_B: Array, key: Array) -> Int[Array, "B T"]:
+    def sample(
+        params: Any, prompt_BT: Array, prompt_length: Array, temperature_B: Array, key: Array
+    ) -> Int[Array, "B T"]:
         batch = prompt_BT.shape[0]
 
         def one(carry: tuple[Array, Any], slot: Array):
@@ -42,7 +44,7 @@ def make_sampler(cfg: Any, layout: Layout, length: int):
             following = jnp.where(slot + 1 < prompt_length, given, chosen)
             return (jax.lax.dynamic_update_slice_in_dim(ids_BT, following[:, None], slot + 1, axis=1), cache), None
 
-        start = (prompt_BT, decoder.empty_cache(cfg, batch, length))
+        start = (prompt_BT, decoder.empty_cache(cfg, layout, batch, length))
         (ids_BT, _), _ = jax.lax.scan(one, start, jnp.arange(length - 1))
         return ids_BT
 
@@ -50,7 +52,14 @@ def make_sampler(cfg: Any, layout: Layout, length: int):
 
 
 def generate(
-    cfg: Any, layout: Layout, params: Any, tokenizer: Any, prompt: str, new_tokens: int, temperatures: tuple[float, ...], seed: int = 0
+    cfg: Any,
+    layout: Layout,
+    params: Any,
+    tokenizer: Any,
+    prompt: str,
+    new_tokens: int,
+    temperatures: tuple[float, ...],
+    seed: int = 0,
 ) -> list[str]:
     """One text (prompt and continuation) for each temperature; 0 is greedy. Stops at the end-of-document id.
 
@@ -70,6 +79,8 @@ def generate(
 
 
 def _text(tokenizer: Any, row: np.ndarray, first: int) -> str:
-    ends = np.flatnonzero(row[first:] == tokenizer.eos_id) if tokenizer.eos_id is not None else ()
-    row = row[: first + ends[0]] if len(ends) else row
-    return tokenizer.decode([int(i) for i in row if i < tokenizer.vocab_size and i not in (tokenizer.bos_id, tokenizer.eos_id)])
+    ends = np.flatnonzero(row[first:] == tokenizer.eos_id) if tokenizer.eos_id is not None else np.empty(0, int)
+    row = row[: first + int(ends[0])] if len(ends) else row
+    return tokenizer.decode(
+        [int(i) for i in row if i < tokenizer.vocab_size and i not in (tokenizer.bos_id, tokenizer.eos_id)]
+    )

@@ -1,10 +1,11 @@
 """Logical names of dims to mesh axes: one table, used by every array of the program.
 
-A *dim* belongs to a tensor and has a logical name ("embed", "heads", "activation_batch"); an *axis* belongs to the mesh.
-Layers speak of dims only. Two rules hold everywhere:
+A *dim* belongs to a tensor and has a logical name ("embed", "heads", "activation_batch"); an *axis* belongs to the
+mesh. Layers speak of dims only. Two rules hold everywhere:
 
 1. A mesh axis may shard one dim of an array; a second use is a collision and raises.
-2. Weights are *stored* in pieces over all their axes, and *gathered* over the axes in `gathered` for the moment of use (ZeRO-3).
+2. Weights are *stored* in pieces over all their axes, and *gathered* over the axes in `gathered` for the moment of use
+(ZeRO-3).
    Their gradients are born in the stored layout (a reduce-scatter), so nothing whole is ever kept.
 """
 
@@ -41,11 +42,14 @@ class Layout:
         return dict(self.sizes)
 
     def axes(self, dim: str | None) -> tuple[str, ...]:
-        """Mesh axes larger than one over which `dim` is split. Axes of size 1 are left out: specs must agree to the letter."""
+        """Mesh axes larger than one over which `dim` is split. Axes of size 1 are left out: specs must agree to the
+        letter."""
         if dim is None:
             return ()
         if dim not in self._rules:
-            raise PlanError(f"no rule for the logical dim {dim!r}. Known: {', '.join(sorted(self._rules))}", id="plan.no-rule")
+            raise PlanError(
+                f"no rule for the logical dim {dim!r}. Known: {', '.join(sorted(self._rules))}", id="plan.no-rule"
+            )
         return tuple(axis for axis in self._rules[dim] if self._sizes[axis] > 1)
 
     def ways(self, dim: str | None) -> int:
@@ -126,9 +130,10 @@ _project.defvjp(_project_forward, _project_backward)
 
 
 def project(layout: Layout, equation: str, x: jax.Array, w: jax.Array, w_dims: Axes, out_dims: Axes) -> jax.Array:
-    """`einsum(equation, x, w)` for a stored weight `w` with dims `w_dims`; computes in x's dtype, result has `out_dims`.
+    """`einsum(equation, x, w)` for a stored weight `w` with dims `w_dims`; computes in x's dtype, result has
+    `out_dims`.
 
-    Forward: w is cast, then gathered over the ZeRO axes (fewer bytes than gathering the stored dtype). Backward: w is gathered
-    again and dw is contracted straight into the stored layout, in w's dtype: one reduce-scatter, no whole gradient.
-    """
+    Forward: w is cast, then gathered over the ZeRO axes (fewer bytes than gathering the stored dtype). Backward: w is
+    gathered again and dw is contracted straight into the stored layout, in w's dtype: one reduce-scatter, no whole
+    gradient."""
     return _project(layout, equation, x, w, w_dims, out_dims)

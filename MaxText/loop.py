@@ -60,10 +60,9 @@ class Loop:
 
     def _rare_things(self) -> None:
         cfg = self.session.cfg
-        if self.records.store:
-            self.records.store.check()
-            if self.done % cfg.checkpoint_period == 0 and self.done < cfg.steps:
-                self.save()
+        self.records.store.check()
+        if self.done % cfg.checkpoint_period == 0 and self.done < cfg.steps:
+            self.save()
         if cfg.eval_interval > 0 and self.done % cfg.eval_interval == 0 and self.done < cfg.steps:
             self.evaluate()
         if signal := self.records.stop_requested():
@@ -77,7 +76,7 @@ class Loop:
     def save(self) -> None:
         """Write a checkpoint of `done` steps, unless it is there already or the state is not finite."""
         self.settle()
-        if self.saved == self.done or not self.records.store or not self.healthy:
+        if self.saved == self.done or not self.session.cfg.enable_checkpointing or not self.healthy:
             return
         with self.records.activity("save"):
             stall = self.records.store.save(self.done, self.state, self.records.checkpoint_meta(self.done))
@@ -101,7 +100,7 @@ class Loop:
                 session.evaluation,
                 session.put_eval,
                 session.tokenizer.token_bytes,
-                cfg.eval_steps if cfg.eval_steps > 0 else session.evaluation.batches,
+                cfg.eval_steps if cfg.eval_steps > 0 else session.evaluation.batches or 0,
                 stop=lambda: self.records.stop_requested() is not None,
             )
         if result:
@@ -143,10 +142,9 @@ class Loop:
             self.healthy &= math.isfinite(value)
             if bad:
                 raise NonFiniteError(
-                    f"{name} is {value} at step {record['step']}, the first bad one. Nothing of it was saved. Try a smaller "
-                    f"learning_rate (now {cfg.learning_rate:g}), more warm-up (warmup_steps_fraction={cfg.warmup_steps_fraction:g}), "
-                    "or look at the data of this step; abort_on_nan_loss=false goes on regardless.",
+                    f"{name} is {value} at step {record['step']}, the first bad one. Nothing of it was saved. "
+                    f"Try a smaller learning_rate (now {cfg.learning_rate:g}), more warm-up "
+                    f"(warmup_steps_fraction={cfg.warmup_steps_fraction:g}), or look at the data of this step; "
+                    "abort_on_nan_loss=false and abort_on_inf_loss=false go on regardless.",
                     id="run.non-finite",
                 )
-
-

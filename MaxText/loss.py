@@ -1,8 +1,9 @@
-"""The one definition of the loss, for training and evaluation: sums over real target tokens, divided by one global count.
+"""The one definition of the loss, for training and evaluation: sums over real target tokens, divided by one global
+count.
 
-The vocabulary is taken in chunks (`num_vocab_tiling`): a chunk's logits are used and dropped, and made again in the backward pass,
-so that the [B, S, V] array never exists. The running maximum makes the log-sum-exp exact (Milakov & Gimelshein, 2018, arXiv:1805.02867).
-"""
+The vocabulary is taken in chunks (`num_vocab_tiling`): a chunk's logits are used and dropped, and made again in the
+backward pass, so that the [B, S, V] array never exists. The running maximum makes the log-sum-exp exact (Milakov &
+Gimelshein, 2018, arXiv:1805.02867)."""
 
 from __future__ import annotations
 
@@ -47,12 +48,17 @@ def _finish(cfg: Any, raw: Array, factor: float) -> Array:
     return cap * jnp.tanh(out / cap) if cap else out
 
 
-def token_loss(cfg: Any, layout: Layout, params: Any, x_BSD: Float[Array, "B S D"], targets_BS: Int[Array, "B S"]) -> TokenLoss:
-    """-log p of each target. Chunk c holds the ids with id % chunks == c, so a split vocabulary stays split the same way."""
+def token_loss(
+    cfg: Any, layout: Layout, params: Any, x_BSD: Float[Array, "B S D"], targets_BS: Int[Array, "B S"]
+) -> TokenLoss:
+    """-log p of each target. Chunk c holds the ids with id % chunks == c, so a split vocabulary stays split the same
+    way."""
     kernel, dims, factor = decoder.output_kernel(cfg, params)
     chunks = cfg.num_vocab_tiling
     if chunks == 1:
-        return _from_logits(_finish(cfg, project(layout, "BSD,DV->BSV", x_BSD, kernel, dims, LOGITS), factor), targets_BS)
+        return _from_logits(
+            _finish(cfg, project(layout, "BSD,DV->BSV", x_BSD, kernel, dims, LOGITS), factor), targets_BS
+        )
     kernel_CDV = jnp.moveaxis(kernel.reshape(kernel.shape[0], -1, chunks), 2, 0)
 
     def one_chunk(carry: tuple[Array, Array, Array], chunk: tuple[Array, Array]):
@@ -72,7 +78,8 @@ def token_loss(cfg: Any, layout: Layout, params: Any, x_BSD: Float[Array, "B S D
 
 
 def _pick(z_BSV: Array, ids_BS: Array) -> Array:
-    """z at the id, zero for an id outside: a masked sum, which needs no communication but the sum over a split vocabulary."""
+    """z at the id, zero for an id outside: a masked sum, which needs no communication but the sum over a split
+    vocabulary."""
     hit = jnp.arange(z_BSV.shape[-1], dtype=ids_BS.dtype)[None, None, :] == ids_BS[..., None]
     return jnp.where(hit, z_BSV, 0.0).sum(axis=-1)
 

@@ -1,8 +1,7 @@
 """Learning-rate schedule and optimizer.
 
-The learning rate is a function of the optimizer step in the state and of the schedule in the config; weight decay follows each
-parameter's role. The optax chain ends in a direction; `step` multiplies it by the learning rate.
-"""
+The learning rate is a function of the optimizer step in the state and of the schedule in the config; weight decay
+follows each parameter's role. The optax chain ends in a direction; `step` multiplies it by the learning rate."""
 
 from __future__ import annotations
 
@@ -22,10 +21,10 @@ DECAYED_KINDS = ("kernel", "embedding")
 def schedule(cfg: Any) -> Callable[[Int[Array, ""]], Float[Array, ""]]:
     """Step -> learning rate.
 
-    N = learning_rate_schedule_steps, w = int(N * warmup_steps_fraction), p = learning_rate, f = learning_rate_final_fraction * p.
-    step < w: p * step / w (step 0 trains with 0). Then cosine from p to exactly f at step N - 1; or wsd: p, and over the last
-    d = int(N * wsd_decay_steps_fraction) steps down to exactly f at step N - 1, linearly or by cosine; or constant: p. Steps from N on: 0.
-    """
+    N = learning_rate_schedule_steps, w = int(N * warmup_steps_fraction), p = learning_rate, f =
+    learning_rate_final_fraction * p. step < w: p * step / w (step 0 trains with 0). Then cosine from p to exactly f at
+    step N - 1; or wsd: p, and over the last d = int(N * wsd_decay_steps_fraction) steps down to exactly f at step N -
+    1, linearly or by cosine; or constant: p. Steps from N on: 0."""
     total = cfg.learning_rate_schedule_steps
     warmup = int(total * cfg.warmup_steps_fraction)
     peak, final = cfg.learning_rate, cfg.learning_rate * cfg.learning_rate_final_fraction
@@ -50,9 +49,12 @@ def decay_mask(tree: blueprint.Blueprint) -> dict[str, Any]:
 
 
 def describe_decay(cfg: Any, tree: blueprint.Blueprint) -> str:
-    """One line for the start screen: which parameters decay."""
+    """For the start screen: which parameters decay."""
     decayed = sum(p.size for _, p in blueprint.leaves(tree) if p.kind in DECAYED_KINDS)
-    return f"weight decay {cfg.adam_weight_decay} on {decayed:,} of {blueprint.count(tree):,} parameters (kernels and embeddings)"
+    return (
+        f"weight decay {cfg.adam_weight_decay} on {decayed:,} of {blueprint.count(tree):,} parameters "
+        "(kernels and embeddings)"
+    )
 
 
 def _adam(cfg: Any) -> optax.GradientTransformation:
@@ -60,8 +62,13 @@ def _adam(cfg: Any) -> optax.GradientTransformation:
 
 
 def make(cfg: Any, tree: blueprint.Blueprint) -> optax.GradientTransformation:
-    """Clipped gradients -> direction to subtract, times the learning rate. State in mu_dtype (first moment) and grad_dtype."""
-    decay = optax.add_decayed_weights(cfg.adam_weight_decay, decay_mask(tree)) if cfg.adam_weight_decay else optax.identity()
+    """Clipped gradients -> direction to subtract, times the learning rate. State in mu_dtype (first moment) and
+    grad_dtype."""
+    decay = (
+        optax.add_decayed_weights(cfg.adam_weight_decay, decay_mask(tree))
+        if cfg.adam_weight_decay
+        else optax.identity()
+    )
     match cfg.opt_type:
         case "sgd":
             return optax.identity()

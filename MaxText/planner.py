@@ -1,4 +1,5 @@
-"""From config, blueprint and hardware to a plan: mesh, layout, batch, exact state bytes; or a refusal with both numbers and advice."""
+"""From config, blueprint and hardware to a plan: mesh, layout, batch, exact state bytes; or a refusal with both numbers
+and advice."""
 
 from __future__ import annotations
 
@@ -85,10 +86,15 @@ def _filled(degrees: dict[str, int], total: int, level: str, what: str) -> dict[
     """Degrees with the one -1 replaced so that the product is `total`; otherwise a refusal with the numbers."""
     free = [axis for axis, size in degrees.items() if size == -1]
     fixed = math.prod(size for size in degrees.values() if size != -1)
-    shown = " x ".join(f"{level}_{axis}_parallelism={size}" for axis, size in degrees.items() if size != 1) or "all degrees 1"
+    shown = (
+        " x ".join(f"{level}_{axis}_parallelism={size}" for axis, size in degrees.items() if size != 1)
+        or "all degrees 1"
+    )
     if len(free) > 1:
         names = " and ".join(f"{level}_{axis}_parallelism" for axis in free)
-        raise PlanError(f"{names} are both -1; only one degree can fill up to {total} {what}. Set all but one.", id="plan.two-free")
+        raise PlanError(
+            f"{names} are both -1; only one degree can fill up to {total} {what}. Set all but one.", id="plan.two-free"
+        )
     if free and total % fixed == 0:
         return {**degrees, free[0]: total // fixed}
     if free or fixed != total:
@@ -105,14 +111,17 @@ def mesh_degrees(cfg: Any, hardware: Hardware) -> tuple[dict[str, int], dict[str
     """(degrees within a slice, degrees across slices), every -1 filled."""
     slices = hardware.slices if cfg.num_slices == -1 else cfg.num_slices
     if slices != hardware.slices:
-        raise PlanError(f"num_slices={slices}, but {hardware.slices} slices are here. Set num_slices=-1 to detect.", id="plan.slices")
+        raise PlanError(
+            f"num_slices={slices}, but {hardware.slices} slices are here. Set num_slices=-1 to detect.",
+            id="plan.slices",
+        )
     dcn = _filled(_degrees(cfg, "dcn"), slices, "dcn", f"slices (num_slices={slices})")
     ici = _filled(_degrees(cfg, "ici"), hardware.devices // slices, "ici", f"{hardware.platform} devices in a slice")
     for axis in UNUSED_AXES:
         if ici[axis] * dcn[axis] > 1:
             raise PlanError(
-                f"ici_{axis}_parallelism={ici[axis]}, dcn_{axis}_parallelism={dcn[axis]}: no layer can be split over {axis} in this "
-                f"version. Legal here: 1. Use fsdp, data or tensor instead.",
+                f"ici_{axis}_parallelism={ici[axis]}, dcn_{axis}_parallelism={dcn[axis]}: no layer can be split over {axis} "
+                "in this version. Legal here: 1. Use fsdp, data or tensor instead.",
                 id="plan.unused-axis",
             )
     return ici, dcn
@@ -132,7 +141,8 @@ def _indivisible(cfg: Any, layout: Layout) -> list[str]:
         ("vocab_size", cfg.vocab_size, "vocab"),
     )
     return [
-        f"{name}={size} cannot be split {layout.ways(dim)} ways over {' x '.join(layout.axes(dim))}. Legal here: {_legal(size)}."
+        f"{name}={size} cannot be split {layout.ways(dim)} ways over {' x '.join(layout.axes(dim))}. "
+        f"Legal here: {_legal(size)}."
         for name, size, dim in dims
         if size % layout.ways(dim)
     ]
@@ -152,15 +162,15 @@ def _rows(cfg: Any, devices: int, ways: int) -> tuple[int, int, list[str]]:
     if micro != exact or micro % ways or micro == 0:
         below = max(ways, int(exact // ways * ways))
         problems.append(
-            f"{given} gives {exact:g} rows a microbatch; they must be a whole multiple of {ways}, the ways the batch is split. "
-            f"Nearest: {below} rows, per_device_batch_size={below / devices:g}."
+            f"{given} gives {exact:g} rows a microbatch; they must be a whole multiple of {ways}, the ways the batch "
+            f"is split. Nearest: {below} rows, per_device_batch_size={below / devices:g}."
         )
     eval_exact = devices * (cfg.eval_per_device_batch_size or cfg.per_device_batch_size)
     eval_rows = max(ways, int(eval_exact // ways * ways))
     if eval_rows != eval_exact and cfg.eval_per_device_batch_size:
         problems.append(
-            f"eval_per_device_batch_size={cfg.eval_per_device_batch_size:g} x {devices} devices gives {eval_exact:g} rows; they must be "
-            f"a whole multiple of {ways}. Nearest: {eval_rows / devices:g}."
+            f"eval_per_device_batch_size={cfg.eval_per_device_batch_size:g} x {devices} devices gives {eval_exact:g} "
+            f"rows; they must be a whole multiple of {ways}. Nearest: {eval_rows / devices:g}."
         )
     return micro * accumulation, eval_rows, problems
 
@@ -176,8 +186,8 @@ def _bytes(tree: blueprint.Blueprint, layout: Layout, dtype: str) -> int:
     return split * jnp.dtype(dtype).itemsize
 
 
-# How many arrays of which dtype the optimizer keeps for each parameter, and how many int32 counters.
 def _optimizer_bytes(cfg: Any, tree: blueprint.Blueprint, layout: Layout) -> int:
+    """Arrays that the optimizer keeps for each parameter (by dtype), and its int32 counters."""
     slots = {"adamw": (cfg.mu_dtype, cfg.weight_dtype), "sgd": ()}[cfg.opt_type]
     counters = {"adamw": 1, "sgd": 0}[cfg.opt_type]
     return sum(_bytes(tree, layout, dtype) for dtype in slots) + 4 * counters
@@ -210,7 +220,8 @@ def make(cfg: Any, tree: blueprint.Blueprint, hardware: Hardware) -> Plan:
 
 
 def build_mesh(plan: Plan, devices: Sequence[jax.Device]) -> Mesh:
-    """Real devices in the plan's shape: by physical neighbourhood on TPU, by slice where there are several, in order on CPU."""
+    """Real devices in the plan's shape: by physical neighbourhood on TPU, by slice where there are several, in order on
+    CPU."""
     ici, dcn = tuple(plan.ici.values()), tuple(plan.dcn.values())
     if math.prod(dcn) > 1:
         array = mesh_utils.create_hybrid_device_mesh(ici, dcn, devices)

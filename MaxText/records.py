@@ -1,10 +1,10 @@
 """The run folder of one attempt: log, metrics, goodput ledger, checkpoints, profile; and the console.
 
-    <run>/config.yml        every value and where it came from (of the latest attempt)
-    <run>/log.txt           everything the console said, all attempts
-    <run>/metrics.jsonl     one line a step, each step once
-    <run>/goodput.jsonl     where every second went, all attempts
-    <run>/checkpoints/N/    the state after N steps
+<run>/config.yml        every value and where it came from (of the latest attempt)
+<run>/log.txt           everything the console said, all attempts
+<run>/metrics.jsonl     one line a step, each step once
+<run>/goodput.jsonl     where every second went, all attempts
+<run>/checkpoints/N/    the state after N steps
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from MaxText.errors import StorageError
 class Records:
     """Opened once everything is checked; from here on the run writes. Close it through `walk.finish` only."""
 
-    def __init__(self, cfg: Any, store: Store | None, signals: runtime.Signals, meta: dict[str, Any]) -> None:
+    def __init__(self, cfg: Any, store: Store, signals: runtime.Signals, meta: dict[str, Any]) -> None:
         folder = cfg.run_folder
         self.store, self.cfg = store, cfg
         self._signals, self._meta = signals, meta
@@ -33,10 +33,11 @@ class Records:
         try:
             folder.mkdir(parents=True, exist_ok=True)
             (folder / "config.yml").write_text(cfg.dump(), encoding="utf-8")
-            self._log = self._stack.enter_context(open(folder / "log.txt", "a", encoding="utf-8"))
+            self._log = self._stack.enter_context((folder / "log.txt").open("a", encoding="utf-8"))
         except OSError as error:
             raise StorageError(
-                f"the run folder {folder} cannot be written: {error.strerror or error}. Set base_output_directory to a place that can.",
+                f"the run folder {folder} cannot be written: {error.strerror or error}. "
+                "Set base_output_directory to a place that can.",
                 id="run.folder",
             ) from error
         self.ledger = goodput.Ledger(folder / "goodput.jsonl", age=runtime.process_age(), warn=self.say)

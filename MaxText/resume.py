@@ -1,4 +1,5 @@
-"""May this config continue that checkpoint? Refused where the data would not continue exactly; announced where a schedule changes."""
+"""May this config continue that checkpoint? Refused where the data would not continue exactly; announced where a
+schedule changes."""
 
 from __future__ import annotations
 
@@ -11,9 +12,14 @@ from MaxText.errors import ConfigError
 from MaxText.session import Session
 
 SCHEDULE_KEYS = (
-    "learning_rate", "lr_schedule_type", "warmup_steps_fraction", "learning_rate_final_fraction", "learning_rate_schedule_steps",
-    "wsd_decay_steps_fraction", "wsd_decay_style",
-)  # fmt: skip
+    "learning_rate",
+    "lr_schedule_type",
+    "warmup_steps_fraction",
+    "learning_rate_final_fraction",
+    "learning_rate_schedule_steps",
+    "wsd_decay_steps_fraction",
+    "wsd_decay_style",
+)
 
 
 def check_continues(made: Session, meta: dict[str, Any], done: int) -> list[str]:
@@ -29,7 +35,9 @@ def _same_data(made: Session, before: dict[str, Any]) -> None:
     now = made.train.fingerprint
     different = [key for key in before.keys() | now.keys() if before.get(key) != now.get(key)]
     if different:
-        rows = "\n".join(f"  {key}: {before.get(key)} in the checkpoint, {now.get(key)} now" for key in sorted(different))
+        rows = "\n".join(
+            f"  {key}: {before.get(key)} in the checkpoint, {now.get(key)} now" for key in sorted(different)
+        )
         raise ConfigError(
             f"{made.cfg.run_folder} was trained on other data, so its data order cannot be continued exactly:\n{rows}\n"
             "Choose another run_name to start afresh, or give the old values.",
@@ -44,4 +52,6 @@ def _schedule_notes(cfg: Any, before: dict[str, Any], done: int) -> list[str]:
     old = cfg.replace(**{key: before[key] for key in SCHEDULE_KEYS if key in before})
     rates = [float(optimizer.schedule(c)(jnp.asarray(done, jnp.int32))) for c in (old, cfg)]
     changes = ", ".join(f"{key} {before[key]} -> {getattr(cfg, key)}" for key in changed)
-    return [f"schedule changed: {changes}; learning rate at step {done}: {rates[0]:.3g} by the old one, {rates[1]:.3g} now"]
+    return [
+        f"schedule changed: {changes}; learning rate at step {done}: {rates[0]:.3g} by the old one, {rates[1]:.3g} now"
+    ]

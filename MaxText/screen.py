@@ -25,7 +25,8 @@ def size(count: float) -> str:
 def _model(cfg: Any, plan: Plan) -> str:
     return (
         f"{plan.parameters:,} parameters, all active; {cfg.num_decoder_layers} layers, width {cfg.emb_dim}, "
-        f"{cfg.num_query_heads} heads x {cfg.head_dim} ({cfg.num_kv_heads} key/value), mlp {cfg.mlp_dim}, vocabulary {cfg.vocab_size}"
+        f"{cfg.num_query_heads} heads x {cfg.head_dim} ({cfg.num_kv_heads} key/value), mlp {cfg.mlp_dim}, "
+        f"vocabulary {cfg.vocab_size}"
     )
 
 
@@ -73,13 +74,14 @@ def plan_only(made: Session) -> str:
     return _rows(plan(made.cfg, made.hardware, made.plan, made.dtype_reason))
 
 
-def start(made: Session, beginning: str) -> str:
-    """The start screen. `beginning` is FRESH ... or RESUMED ..."""
+def start(made: Session, done: int, resumed: bool, notes: list[str]) -> str:
+    """The start screen: FRESH, or RESUMED after `done` steps; `notes` are lines about what is different or wrong."""
     cfg = made.cfg
+    fresh, old = f"FRESH, seed {cfg.init_weights_seed}", f"RESUMED after {done} steps from {_checkpoint(cfg, done)}"
     schedule = f"{cfg.opt_type}, learning rate {cfg.learning_rate:g} ({cfg.lr_schedule_type})"
     rows = [
         ("run", f"{cfg.run_name} in {cfg.run_folder}"),
-        ("start", beginning),
+        ("start", "\n".join([old if resumed else fresh, *notes])),
         *plan(cfg, made.hardware, made.plan, made.dtype_reason),
         ("optimizer", f"{schedule}; {optimizer.describe_decay(cfg, made.plan.tree)}"),
         ("data", _data(cfg, made.train, made.tokenizer.name)),
@@ -100,8 +102,20 @@ def compiled(plan: Plan, program: jax.stages.Compiled) -> str:
     )
 
 
-def end(cfg: Any, done: int, saved: int) -> str:
-    """Where the checkpoint is and how to continue."""
-    where = f"checkpoint of {saved} steps: {cfg.run_folder}/checkpoints/{saved}" if saved >= 0 else "no checkpoint was written"
+def complete(cfg: Any, done: int) -> str:
+    """Said instead of a start where every step is done."""
+    return (
+        f"run {cfg.run_name} is complete: {done} steps in {cfg.run_folder}. "
+        f"To continue: steps={2 * done}. To start another: run_name=NAME."
+    )
+
+
+def _checkpoint(cfg: Any, step: int) -> str:
+    return f"{cfg.run_folder}/checkpoints/{step}"
+
+
+def end(cfg: Any, done: int, saved: int | None) -> str:
+    """Where the newest complete checkpoint is, and how to continue."""
+    where = "no checkpoint was written" if saved is None else f"checkpoint of {saved} steps: {_checkpoint(cfg, saved)}"
     how = f"steps={2 * cfg.steps}" if done >= cfg.steps else "the same command"
     return f"{where}\nto continue: {how}"

@@ -67,7 +67,11 @@ class Session:
     def compile_step(self) -> jax.stages.Compiled:
         """The train step, ahead of time; the state is donated."""
         train_step = step.make_train_step(self.cfg, self.layout, self.tx)
-        shape = (self.plan.microbatches, self.plan.global_batch_size // self.plan.microbatches, self.cfg.max_target_length)
+        shape = (
+            self.plan.microbatches,
+            self.plan.global_batch_size // self.plan.microbatches,
+            self.cfg.max_target_length,
+        )
         batch = self._batch_type(self.train, shape, (None, *BATCH_DIMS))
         return jax.jit(train_step, donate_argnums=0).lower(self.state_type, batch).compile()
 
@@ -77,7 +81,9 @@ class Session:
         batch = self._batch_type(self.train, shape, BATCH_DIMS)
         return jax.jit(step.make_eval_step(self.cfg, self.layout)).lower(self.state_type.params, batch).compile()
 
-    def _batch_type(self, dataset: data.Dataset, shape: tuple[int, ...], dims: tuple[str | None, ...]) -> dict[str, Any]:
+    def _batch_type(
+        self, dataset: data.Dataset, shape: tuple[int, ...], dims: tuple[str | None, ...]
+    ) -> dict[str, Any]:
         one = jax.ShapeDtypeStruct(shape, np.int32, sharding=NamedSharding(self.mesh, self.layout.spec(dims)))
         return dict.fromkeys(step.BATCH_KEYS, one)
 

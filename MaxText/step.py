@@ -1,8 +1,7 @@
 """One optimizer step: accumulate gradients, clip once on the global norm, update. And the evaluation step.
 
-The batch is [A, B, S]: A microbatches. The loss is a sum over the step's real targets divided by their count, which is known before
-the first microbatch; so loss and gradients do not depend on how the batch is cut.
-"""
+The batch is [A, B, S]: A microbatches. The loss is a sum over the step's real targets divided by their count, which is
+known before the first microbatch; so loss and gradients do not depend on how the batch is cut."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""`python train.py CONFIG [key=value ...]`: read the configuration, prepare the process, walk; one exit code for every ending.
+"""`python train.py CONFIG [key=value ...]`: read the configuration, prepare the process, walk; one exit code for every
+ending.
 
 Nothing heavy is imported before the configuration is known to be valid, so a mistake in it is answered at once.
 """

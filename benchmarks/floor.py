@@ -1,8 +1,7 @@
 """The floor: the same model, loss and optimizer written by hand in plain JAX, with no config, no plan, no layout.
 
-emb D, N heads x H, gated SiLU MLP F, L layers scanned with full remat, untied output, AdamW with clipping on the global norm.
-It is what a careful person would write for exactly this one shape; the project's step is measured against it.
-"""
+emb D, N heads x H, gated SiLU MLP F, L layers scanned with full remat, untied output, AdamW with clipping on the global
+norm. It is what a careful person would write for exactly this one shape; the project's step is measured against it."""
 
 from __future__ import annotations
 
@@ -29,12 +28,14 @@ def init(shape: Shape, key: jax.Array) -> dict:
     """Fresh float32 parameters."""
     d, n, h, f, layers, v = shape[:6]
     sizes = {
-        "norm1": (layers, d), "q": (layers, d, n * h), "k": (layers, d, n * h), "v": (layers, d, n * h), "o": (layers, n * h, d),
+        "norm1": (layers, d), "q": (layers, d, n * h), "k": (layers, d, n * h), "v": (layers, d, n * h),
+        "o": (layers, n * h, d),
         "norm2": (layers, d), "gate": (layers, d, f), "up": (layers, d, f), "down": (layers, f, d),
     }  # fmt: skip
     keys = iter(jax.random.split(key, 16))
     stack = {
-        name: jnp.ones(size) if "norm" in name else jax.random.normal(next(keys), size) * size[-2] ** -0.5 for name, size in sizes.items()
+        name: jnp.ones(size) if "norm" in name else jax.random.normal(next(keys), size) * size[-2] ** -0.5
+        for name, size in sizes.items()
     }
     table = jax.random.normal(next(keys), (v, d))
     return {"table": table, "stack": stack, "norm": jnp.ones(d), "out": jax.random.normal(next(keys), (d, v)) * d**-0.5}
@@ -69,14 +70,17 @@ def loss_fn(params: dict, tokens: jax.Array, targets: jax.Array, shape: Shape, d
         hidden = jax.nn.silu(y @ p["gate"].astype(dtype)) * (y @ p["up"].astype(dtype))
         return x + hidden @ p["down"].astype(dtype), None
 
-    x, _ = jax.lax.scan(jax.checkpoint(layer, prevent_cse=False), params["table"].astype(dtype)[tokens], params["stack"])
+    x, _ = jax.lax.scan(
+        jax.checkpoint(layer, prevent_cse=False), params["table"].astype(dtype)[tokens], params["stack"]
+    )
     logits = (rms_norm(x, params["norm"]) @ params["out"].astype(dtype)).astype(jnp.float32)
     at_target = jnp.take_along_axis(logits, targets[..., None], -1)[..., 0]
     return jnp.mean(jax.nn.logsumexp(logits, -1) - at_target)
 
 
 def make_step(shape: Shape, dtype):
-    """AdamW (0.9, 0.95, decay 0.1 on everything but norms) after clipping to 1; returns step(state, tokens, targets)."""
+    """AdamW (0.9, 0.95, decay 0.1 on everything but norms) after clipping to 1; returns step(state, tokens,
+    targets)."""
 
     def adam(path, p, g, m, v, t):
         m, v = 0.9 * m + 0.1 * g, 0.95 * v + 0.05 * g * g

@@ -1,4 +1,5 @@
-"""Grouped-query attention (Ainslie et al., 2023, arXiv:2305.13245) with rotary positions, packed documents and a KV cache."""
+"""Grouped-query attention (Ainslie et al., 2023, arXiv:2305.13245) with rotary positions, packed documents and a KV
+cache."""
 
 from __future__ import annotations
 
@@ -37,7 +38,8 @@ class Context(NamedTuple):
 
 
 def declare(cfg: Any) -> dict[str, Param]:
-    """query [D, N, H], key and value [D, K, H], out [N, H, D]; with use_qk_norm a scale per head channel for q and for k."""
+    """query [D, N, H], key and value [D, K, H], out [N, H, D]; with use_qk_norm a scale per head channel for q and for
+    k."""
     d, n, k, h = cfg.emb_dim, cfg.num_query_heads, cfg.num_kv_heads, cfg.head_dim
     scale = cfg.dense_init_scale
     params = {
@@ -59,13 +61,20 @@ def causal_mask(segments_BS: Int[Array, "B S"]) -> Bool[Array, "B S S"]:
 
 
 def attention(
-    cfg: Any, layout: Layout, params: dict[str, Array], x_BSD: Float[Array, "B S D"], context: Context, cache: Cache | None = None
+    cfg: Any,
+    layout: Layout,
+    params: dict[str, Array],
+    x_BSD: Float[Array, "B S D"],
+    context: Context,
+    cache: Cache | None = None,
 ) -> tuple[Float[Array, "B S D"], Cache | None]:
-    """Self-attention of x; with a cache, its keys and values are appended at `context.slot` and all of the cache is attended to."""
+    """Self-attention of x; with a cache, its keys and values are appended at `context.slot` and all of the cache is
+    attended to."""
     q, k, v = _project_heads(cfg, layout, params, x_BSD)
     q, k = rope.rotate(q, context.rotation), rope.rotate(k, context.rotation)
     q = q * jnp.asarray(cfg.head_dim**-0.5, q.dtype)
     if cache is not None:
+        assert context.slot is not None, "a cache needs the slot of its first new token"
         at = (0, context.slot, 0, 0)
         cache = Cache(*(jax.lax.dynamic_update_slice(old, new, at) for old, new in zip(cache, (k, v), strict=True)))
         k, v = cache

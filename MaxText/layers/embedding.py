@@ -24,12 +24,14 @@ def declare(cfg: Any) -> Param:
 def lookup(layout: Layout, table: Float[Array, "V D"], ids_BS: Int[Array, "B S"], dtype: Any) -> Float[Array, "B S D"]:
     """Row `ids` of the table, in `dtype`.
 
-    Each device looks up the ids that its rows hold and gives zeros for the rest; the sum over the pieces of the vocabulary is the
-    answer. Under `shard_map`, since both the lookup and its gradient (a scatter-add of a split batch) are then local by construction.
-    """
+    Each device looks up the ids that its rows hold and gives zeros for the rest; the sum over the pieces of the
+    vocabulary is the answer. Under `shard_map`, since both the lookup and its gradient (a scatter-add of a split batch)
+    are then local by construction."""
     columns, rows = layout.axes("embed"), layout.axes("vocab")
     table_dims = TABLE
-    if not set(columns) <= set(layout.axes("activation_batch")):  # every device looks up the same ids: gather in the open
+    if not set(columns) <= set(
+        layout.axes("activation_batch")
+    ):  # every device looks up the same ids: gather in the open
         table, table_dims, columns = jax.reshard(table, layout.compute_spec(TABLE)), ("vocab", None), ()
 
     def local(piece: Array, ids: Array) -> Array:

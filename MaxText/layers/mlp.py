@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -13,7 +14,7 @@ from jaxtyping import Array, Float
 from MaxText.blueprint import Param, fan_in
 from MaxText.layout import Axes, Layout, project
 
-ACTIVATIONS = {
+ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
     "silu": jax.nn.silu,
     "gelu": functools.partial(jax.nn.gelu, approximate=True),
     "relu": jax.nn.relu,
@@ -34,11 +35,13 @@ def declare(cfg: Any) -> dict[str, Param]:
 
 
 def mlp(cfg: Any, layout: Layout, params: dict[str, Array], x_BSD: Float[Array, "B S D"]) -> Float[Array, "B S D"]:
-    """wo(product over i of activation_i(wi_i x)); activations and product in float32, which fuses and is never slower than bfloat16."""
+    """wo(product over i of activation_i(wi_i x)); activations and product in float32, which fuses and costs nothing."""
     branches = [
         checkpoint_name(project(layout, "BSD,DF->BSF", x_BSD, params[f"wi_{i}"], WI, HIDDEN), f"mlpwi_{i}")
         for i in range(len(cfg.mlp_activations))
     ]
-    activated = (ACTIVATIONS[name](b.astype(jnp.float32)) for name, b in zip(cfg.mlp_activations, branches, strict=True))
+    activated = (
+        ACTIVATIONS[name](b.astype(jnp.float32)) for name, b in zip(cfg.mlp_activations, branches, strict=True)
+    )
     hidden = functools.reduce(jnp.multiply, activated).astype(x_BSD.dtype)
     return checkpoint_name(project(layout, "BSF,FD->BSD", hidden, params["wo"], WO, OUT), "mlpwo")

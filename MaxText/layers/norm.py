@@ -15,7 +15,9 @@ def declare(size: int, dim: str = "norm") -> Param:
     return Param((size,), (dim,), ONES, kind="norm")
 
 
-def rms_norm(layout: Layout, x: Float[Array, "*batch D"], scale: Float[Array, " D"], epsilon: float) -> Float[Array, "*batch D"]:
+def rms_norm(
+    layout: Layout, x: Float[Array, "*batch D"], scale: Float[Array, " D"], epsilon: float
+) -> Float[Array, "*batch D"]:
     """x / sqrt(mean(x^2) + epsilon) * scale over the last dim; the result has x's dtype."""
     x32 = x.astype(jnp.float32)
     variance = jnp.mean(jnp.square(x32), axis=-1, keepdims=True)
