@@ -120,8 +120,8 @@ def mesh_degrees(cfg: Any, hardware: Hardware) -> tuple[dict[str, int], dict[str
     for axis in UNUSED_AXES:
         if ici[axis] * dcn[axis] > 1:
             raise PlanError(
-                f"ici_{axis}_parallelism={ici[axis]}, dcn_{axis}_parallelism={dcn[axis]}: no layer can be split over {axis} "
-                "in this version. Legal here: 1. Use fsdp, data or tensor instead.",
+                f"ici_{axis}_parallelism={ici[axis]}, dcn_{axis}_parallelism={dcn[axis]}: no layer can be split "
+                f"over {axis} in this version. Legal here: 1. Use fsdp, data or tensor instead.",
                 id="plan.unused-axis",
             )
     return ici, dcn
