@@ -129,7 +129,9 @@ class Mesh(Group):
 class Memory(Group):
     title = "memory"
     remat_policy: Literal["none", "minimal", "full"] = key("none", "what the backward pass computes again")
-    scan_layers: bool = key(True, "compile one layer and loop over it; false = unroll, same result")
+    scan_layers: bool | None = key(
+        None, "compile one layer and loop over it; false = unroll, same result; none = unroll up to 4 layers"
+    )
     num_vocab_tiling: Size = key(1, "chunks of the vocabulary in the loss; must divide vocab_size")
 
 
