@@ -13,6 +13,7 @@ from typing import Any
 
 import jax
 import numpy as np
+import optax
 from jax.sharding import Mesh, NamedSharding
 
 from MaxText import blueprint, config, decoder, optimizer, planner, state, step
@@ -97,10 +98,27 @@ class Toy:
         grads, metrics = self.run(lambda p, b: step.gradients(self.cfg, self.layout, p, b), self.params, self.put(batch))
         return by_path(grads), {name: float(value) for name, value in metrics.items()}
 
+    @functools.cached_property
+    def tx(self) -> optax.GradientTransformation:
+        return optimizer.make(self.cfg, self.plan.tree)
+
+    @functools.cached_property
+    def state_type(self) -> state.TrainState:
+        """Shapes, dtypes and shardings of the state."""
+        with jax.set_mesh(self.mesh):
+            return jax.eval_shape(lambda: state.init(self.cfg, self.layout, self.plan.tree, self.tx))
+
     def state(self) -> state.TrainState:
-        """A fresh state of the configured optimizer."""
-        tx = optimizer.make(self.cfg, self.plan.tree)
-        return self.run(lambda: state.init(self.cfg, self.layout, self.plan.tree, tx))
+        """A state before the first step, with the noisy parameters."""
+        step_0, zeros = self.run(lambda params: (jax.numpy.zeros((), "int32"), self.tx.init(params)), self.params)
+        return state.TrainState(step_0, self.params, zeros)
+
+    @functools.cached_property
+    def compiled_step(self) -> jax.stages.Compiled:
+        """The train step as a run compiles it."""
+        train_step = jax.jit(step.make_train_step(self.cfg, self.layout, self.tx), donate_argnums=0)
+        with jax.set_mesh(self.mesh):
+            return train_step.lower(self.state_type, self.put(toy_batch())).compile()
 
 
 def place(cfg: config.Config) -> Toy:
@@ -111,8 +129,13 @@ def place(cfg: config.Config) -> Toy:
 
 
 def toy(mesh: dict[str, int] | None = None, **overrides: Any) -> Toy:
-    """`place(toy_config(...))`."""
-    return place(toy_config(mesh, **overrides))
+    """The toy model on a mesh; the same arguments give the same object, with what it has compiled."""
+    return _toy(toy_config(mesh, **overrides))
+
+
+@functools.cache
+def _toy(cfg: config.Config) -> Toy:
+    return place(cfg)
 
 
 def toy_batch(seed: int = 0, rows: int = ROWS, length: int = LENGTH, vocab: int = VOCAB) -> dict[str, np.ndarray]:
