@@ -50,10 +50,16 @@ def latent_attention_is_plain(
 
 
 @rule("config.indexer")
-def indexer_needs_latent_queries(use_indexer: bool, attention_type: str, q_lora_rank: int) -> str | None:
-    """use_indexer needs attention_type=mla and q_lora_rank."""
-    if use_indexer and (attention_type != "mla" or not q_lora_rank):
+def indexer_reads_latent_queries(
+    use_indexer: bool, attention_type: str, q_lora_rank: int, indexer_head_dim: int, qk_rope_head_dim: int
+) -> str | None:
+    """use_indexer needs attention_type=mla, q_lora_rank, and an indexer_head_dim of at least qk_rope_head_dim."""
+    if not use_indexer:
+        return None
+    if attention_type != "mla" or not q_lora_rank:
         return "the indexer reads compressed queries; set attention_type=mla and q_lora_rank, or use_indexer=false"
+    if indexer_head_dim < qk_rope_head_dim:
+        return f"heads of {indexer_head_dim} do not hold the {qk_rope_head_dim} rotated channels"
     return None
 
 
@@ -70,14 +76,6 @@ def rotated_part_is_even(head_dim: int, partial_rotary_factor: float) -> str | N
 def latent_rope_is_even(qk_rope_head_dim: int) -> str | None:
     """qk_rope_head_dim is even, since rope rotates pairs."""
     return f"must be even, since rope rotates pairs; try {qk_rope_head_dim + 1}" if qk_rope_head_dim % 2 else None
-
-
-@rule("config.indexer-rope")
-def indexer_holds_the_rotated_part(use_indexer: bool, indexer_head_dim: int, qk_rope_head_dim: int) -> str | None:
-    """With use_indexer, indexer_head_dim is at least qk_rope_head_dim."""
-    if use_indexer and indexer_head_dim < qk_rope_head_dim:
-        return f"heads of {indexer_head_dim} do not hold the {qk_rope_head_dim} rotated channels"
-    return None
 
 
 @rule("config.global-heads")
