@@ -74,7 +74,10 @@ def loss_fn(params: dict, tokens: jax.Array, targets: jax.Array, shape: Shape, d
         jax.checkpoint(layer, prevent_cse=False), params["table"].astype(dtype)[tokens], params["stack"]
     )
     logits = (rms_norm(x, params["norm"]) @ params["out"].astype(dtype)).astype(jnp.float32)
-    at_target = jnp.take_along_axis(logits, targets[..., None], -1)[..., 0]
+    hit = jnp.arange(shape.vocab)[None, None, :] == targets[..., None]
+    at_target = jnp.where(hit, logits, 0.0).sum(
+        -1
+    )  # faster on every backend tried than take_along_axis and its scatter
     return jnp.mean(jax.nn.logsumexp(logits, -1) - at_target)
 
 

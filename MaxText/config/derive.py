@@ -8,6 +8,8 @@ from typing import Any
 
 from MaxText.config.resolved import DERIVED
 
+UNROLLED_LAYERS = 4
+
 Sources = dict[str, tuple[str, ...]]
 
 
@@ -24,6 +26,9 @@ def complete(values: Mapping[str, Any]) -> tuple[dict[str, Any], Sources]:
     fill("eval_per_device_batch_size", 0.0, "per_device_batch_size")
     fill("mu_dtype", "", "weight_dtype")
     done |= scaled(values)
+    if values["scan_layers"] is None:  # unrolled steps are faster, and few layers compile as fast (docs/log.md)
+        done["scan_layers"] = done["num_decoder_layers"] > UNROLLED_LAYERS
+        sources["scan_layers"] = ("base_num_decoder_layers",)
     done["run_folder"] = Path(values["base_output_directory"]).expanduser() / values["run_name"]
     return done, sources
 

@@ -67,7 +67,7 @@ class Run(Group):
     )
     hardware: Literal["auto", "cpu", "gpu", "tpu"] = key("auto", "the platform to run on; auto = the best one present")
     num_cpu_devices: Count = key(0, "virtual CPU devices; 0 = as many as the mesh asks for")
-    steps: SizeOrMinusOne = key(600, "optimizer steps; -1 = learning_rate_schedule_steps")
+    steps: SizeOrMinusOne = key(800, "optimizer steps; -1 = learning_rate_schedule_steps")
     start: Literal["auto", "fresh", "resume"] = key("auto", "demand one; auto = resume if there is a checkpoint")
     plan_only: bool = key(False, "print the plan and stop")
     log_config: bool = key(False, "print every key and its origin at start")
@@ -248,7 +248,9 @@ class Mesh(Group):
 class Memory(Group):
     title = "memory"
     remat_policy: Literal["none", "minimal", "full"] = key("none", "what the backward pass computes again")
-    scan_layers: bool = key(True, "compile one layer and loop over it; false = unroll, same result")
+    scan_layers: bool | None = key(
+        None, "loop over one compiled layer; false = unroll, same result; none = unroll up to 4 layers"
+    )
     num_vocab_tiling: Size = key(1, "chunks of the vocabulary in the loss; must divide vocab_size")
 
 
