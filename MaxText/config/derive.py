@@ -53,10 +53,12 @@ def scaled(values: Mapping[str, Any]) -> dict[str, int]:
     """
     q, r = divmod(values["global_parameter_scale"].bit_length() - 1, 3)
     emb, heads = q + (r == 2), q + (r >= 1)
+    moe = values["base_moe_mlp_dim"]
     return {
         "emb_dim": values["base_emb_dim"] << emb,
         "num_query_heads": values["base_num_query_heads"] << heads,
         "num_kv_heads": values["base_num_kv_heads"] << heads,
         "mlp_dim": values["base_mlp_dim"] << heads,
-        "num_decoder_layers": values["base_num_decoder_layers"] << q,
+        "moe_mlp_dim": (values["base_mlp_dim"] if moe == -1 else moe) << heads,
+        "num_decoder_layers": values["base_num_decoder_layers"] * values["layers_per_decoder_layer"] << q,
     }
