@@ -16,7 +16,8 @@ import jax.numpy as jnp
 
 from MaxText.layout import Axes, Layout
 
-Kind = Literal["kernel", "embedding", "norm", "bias"]
+# A "router" parameter is moved by the step itself, not by gradients, and is kept in float32.
+Kind = Literal["kernel", "embedding", "norm", "bias", "router"]
 Blueprint = Mapping[str, Any]  # nested; leaves are Param
 
 
@@ -59,6 +60,10 @@ class Param:
     @property
     def size(self) -> int:
         return math.prod(self.shape)
+
+    def dtype(self, weight_dtype: Any) -> Any:
+        """The type it is stored in, where weights are stored in `weight_dtype`."""
+        return jnp.dtype(jnp.float32 if self.kind == "router" else weight_dtype)
 
 
 def map_params(function: Callable[[str, Param], Any], tree: Blueprint, prefix: str = "") -> dict[str, Any]:
@@ -111,4 +116,4 @@ def _draw(param: Param, key: jax.Array, dtype: Any, layout: Layout) -> jax.Array
 
 def initialise(tree: Blueprint, key: jax.Array, dtype: Any, layout: Layout) -> dict[str, Any]:
     """Arrays for the tree, born sharded. The values do not depend on the mesh."""
-    return map_params(lambda path, p: _draw(p, key_of(key, path), dtype, layout), tree)
+    return map_params(lambda path, p: _draw(p, key_of(key, path), p.dtype(dtype), layout), tree)

@@ -1,112 +1,227 @@
 """The decoder: a model as segments of repeated layer patterns.
 
-`llama -> 32 x (layer)`. The parameters of a segment are stacked over its repeats, and `lax.scan` runs over them; with
+`llama -> 32 x (layer)`, `gemma3 -> 5 x (5 local, 1 global), 4 x (local)`, `deepseek -> 3 x (dense), 58 x (moe)`: see
+`architecture`. The parameters of a segment are stacked over its repeats, and `lax.scan` runs over them; with
 scan_layers=false the same loop is unrolled, on the same parameters, with the same result.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
-from MaxText import blueprint
-from MaxText.blueprint import Param, normal
-from MaxText.layers import attention, embedding, mlp, norm, rope
+from MaxText import architecture, blueprint
+from MaxText.architecture import Segment, segments
+from MaxText.blueprint import Param, fan_in, normal
+from MaxText.layers import attention, block, embedding, layer_input, mla, norm, rope
 from MaxText.layers.attention import Cache, Context
-from MaxText.layout import Axes, Layout
+from MaxText.layers.moe import SAVED as SAVED_BY_EXPERTS
+from MaxText.layers.router import Routing
+from MaxText.layout import Axes, Layout, project
 
 LOGITS: Axes = ("embed", "vocab")
+PAIR: Axes = (None, "embed", None)
 # What a policy keeps for the backward pass, beside the input of each layer. `none` keeps everything.
+PROJECTIONS = ("query_proj", "key_proj", "value_proj", "query_wa_proj", "kv_wa_proj", "kv_proj", "out_proj")
 SAVED_BY_POLICY: dict[str, tuple[str, ...]] = {
     "full": (),
-    "minimal": ("query_proj", "key_proj", "value_proj", "out_proj", "mlpwi_0", "mlpwi_1", "mlpwo"),
+    "minimal": (*PROJECTIONS, "mlpwi_0", "mlpwi_1", "mlpwo", *SAVED_BY_EXPERTS),
 }
 
 
-@dataclass(frozen=True)
-class Segment:
-    """`repeats` times the same pattern of layers; the pattern is unrolled inside the scan."""
+class Output(NamedTuple):
+    """What a forward pass gives.
 
-    name: str
-    repeats: int
-    pattern: tuple[str, ...] = ("global",)
+    The hidden states after the last norm, and those of each further prediction; routing statistics of the layers that
+    have experts, {path of the layer in the parameters: Routing, stacked over repeats}; the sum over layers and tokens
+    of what the indexers have to learn."""
 
-
-def segments(cfg: Any) -> tuple[Segment, ...]:
-    """The stack of this configuration, from the embedding up."""
-    return (Segment("layers", cfg.num_decoder_layers),)
-
-
-def _declare_layer(cfg: Any) -> dict[str, Any]:
-    return {
-        "attention_norm": norm.declare(cfg.emb_dim),
-        "attention": attention.declare(cfg),
-        "mlp_norm": norm.declare(cfg.emb_dim),
-        "mlp": mlp.declare(cfg),
-    }
+    hidden_BSD: Float[Array, "B S D"]
+    further_BSD: tuple[Float[Array, "B S D"], ...]
+    routing: dict[str, Routing]
+    index_loss: Float[Array, ""] | float
 
 
 def declare(cfg: Any) -> dict[str, Any]:
     """The blueprint of the whole model: `{embedding, decoder: {segment: {position: layer}}, final_norm[, logits]}`."""
     stacks = {
         segment.name: {
-            str(i): blueprint.stack(_declare_layer(cfg), segment.repeats) for i in range(len(segment.pattern))
+            str(i): blueprint.stack(block.declare(cfg, spec), segment.repeats) for i, spec in enumerate(segment.pattern)
         }
         for segment in segments(cfg)
     }
-    tree = {"embedding": embedding.declare(cfg), "decoder": stacks, "final_norm": norm.declare(cfg.emb_dim)}
+    tree: dict[str, Any] = {"embedding": embedding.declare(cfg)}
+    if cfg.trainable_position_size != -1:
+        tree["positions"] = embedding.declare_positions(cfg)
+    if cfg.hidden_size_per_layer_input:
+        tree["layer_inputs"] = layer_input.declare_shared(cfg)
+    tree |= {"decoder": stacks, "final_norm": norm.declare_stream(cfg, cfg.emb_dim)}
     if not cfg.logits_via_embedding:
         tree["logits"] = Param((cfg.emb_dim, cfg.vocab_size), LOGITS, normal(cfg.emb_dim**-0.5))
+    if cfg.mtp_num_layers:
+        tree["mtp"] = {str(i): _declare_further(cfg) for i in range(cfg.mtp_num_layers)}
     return tree
 
 
-def _layer(cfg: Any, layout: Layout, params: dict[str, Any], x: Array, context: Context, cache: Cache | None):
-    epsilon = cfg.normalization_layer_epsilon
-    y, cache = attention.attention(
-        cfg, layout, params["attention"], norm.rms_norm(layout, x, params["attention_norm"], epsilon), context, cache
-    )
-    x = x + y
-    return x + mlp.mlp(cfg, layout, params["mlp"], norm.rms_norm(layout, x, params["mlp_norm"], epsilon)), cache
+def _declare_further(cfg: Any) -> dict[str, Any]:
+    """One further prediction (multi-token prediction, DeepSeek-V3, arXiv:2412.19437): norms of the next token's embedding
+    and of the stream, their projection [2, D, D], a layer like the last of the stack, a final norm."""
+    d = cfg.emb_dim
+    stream = norm.declare_stream(cfg, d)
+    return {
+        "embedding_norm": stream,
+        "stream_norm": stream,
+        "projection": Param((2, d, d), PAIR, fan_in(2 * d, cfg.dense_init_scale)),
+        "layer": block.declare(cfg, architecture.further_prediction(cfg)),
+        "final_norm": stream,
+    }
 
 
-def _run_segment(cfg: Any, layout: Layout, segment: Segment, params: Any, x: Array, context: Context, caches: Any):
-    def body(x: Array, slices: tuple[Any, Any]):
-        layer_params, layer_caches = slices
-        new_caches = {}
-        for i in map(str, range(len(segment.pattern))):
-            cache = None if layer_caches is None else layer_caches[i]
-            x, new_caches[i] = _layer(cfg, layout, layer_params[i], x, context, cache)
-        return x, new_caches
+def shift(x_BS: Int[Array, "B S"], by: int) -> Int[Array, "B S"]:
+    """x[s + by] at s; zeros at the end."""
+    return jnp.pad(x_BS[:, by:], ((0, 0), (0, by)))
+
+
+def _further(
+    cfg: Any, layout: Layout, params: Any, x: Array, ids_BS: Array, context: Context
+) -> tuple[tuple[Array, ...], dict[str, block.Side]]:
+    """Hidden states that predict one token further each, and what their layers leave beside."""
+    spec, found, sides = architecture.further_prediction(cfg), [], {}
+    for depth in range(cfg.mtp_num_layers):
+        own = params["mtp"][str(depth)]
+        token = _token(cfg, layout, params, shift(ids_BS, depth + 1))
+        token = norm.stream_norm(cfg, layout, token, own["embedding_norm"])
+        pair = jnp.stack([token, norm.stream_norm(cfg, layout, x, own["stream_norm"])], axis=2)
+        x = project(layout, "BSCD,CDE->BSE", pair, own["projection"], PAIR, attention.STREAM)
+        x, side = block.block(cfg, spec, layout, own["layer"], x, context)
+        found.append(norm.stream_norm(cfg, layout, x, own["final_norm"]))
+        sides[f"mtp/{depth}/layer"] = side
+    return tuple(found), sides
+
+
+def _run_segment(
+    cfg: Any,
+    layout: Layout,
+    segment: Segment,
+    params: Any,
+    x: Array,
+    context: Context,
+    caches: Any,
+    lent: Any,
+    own: Any,
+):
+    def body(x: Array, slices: tuple[Any, Any, Any]):
+        layer_params, layer_caches, own_vectors = slices
+        sides = {}
+        for i, spec in enumerate(segment.pattern):
+            cache = None if layer_caches is None else layer_caches[str(i)]
+            vectors = None if own_vectors is None else own_vectors[i]
+            keys = lent.get(spec.reach) if spec.keys == "borrowed" else None
+            x, sides[str(i)] = block.block(cfg, spec, layout, layer_params[str(i)], x, context, cache, keys, vectors)
+        return x, sides
 
     if caches is None and cfg.remat_policy != "none":
         keep = jax.checkpoint_policies.save_only_these_names(*SAVED_BY_POLICY[cfg.remat_policy])
         body = jax.checkpoint(body, policy=keep, prevent_cse=not cfg.scan_layers)
-    return jax.lax.scan(body, x, (params, caches), unroll=1 if cfg.scan_layers else segment.repeats)
+    return jax.lax.scan(body, x, (params, caches, own), unroll=1 if cfg.scan_layers else segment.repeats)
 
 
-def _run(cfg: Any, layout: Layout, params: Any, x: Array, context: Context, caches: Any = None):
-    new_caches = {}
+def _of_segment(segment: Segment, own_LBSP: Array | None) -> Array | None:
+    """The layers' own vectors, as [repeats, pattern, B, S, P]."""
+    if own_LBSP is None:
+        return None
+    count = segment.repeats * len(segment.pattern)
+    return own_LBSP[segment.first : segment.first + count].reshape(segment.repeats, -1, *own_LBSP.shape[1:])
+
+
+def _run(cfg: Any, layout: Layout, params: Any, x: Array, own: Array | None, context: Context, caches: Any = None):
+    """(the stream after the last layer, {path of a layer: its Side, stacked over repeats})."""
+    all_sides, lent = {}, {}
     for segment in segments(cfg):
         stack_caches = None if caches is None else caches[segment.name]
-        x, new_caches[segment.name] = _run_segment(
-            cfg, layout, segment, params["decoder"][segment.name], x, context, stack_caches
+        x, sides = _run_segment(
+            cfg,
+            layout,
+            segment,
+            params["decoder"][segment.name],
+            x,
+            context,
+            stack_caches,
+            lent,
+            _of_segment(segment, own),
         )
-    return norm.rms_norm(layout, x, params["final_norm"], cfg.normalization_layer_epsilon), new_caches
+        all_sides |= {f"decoder/{segment.name}/{i}": side for i, side in sides.items()}
+        for spec, side in zip(segment.pattern, sides.values(), strict=True):
+            if side.keys is not None:  # such a layer stands alone in its segment
+                lent[spec.reach] = Cache(*(stacked[0] for stacked in side.keys))
+    return x, all_sides
 
 
-def _rotation(cfg: Any, positions: Array) -> rope.Rotation:
-    return rope.angles(positions, cfg.head_dim, cfg.rope_min_timescale, cfg.rope_max_timescale)
+def _final(cfg: Any, layout: Layout, params: Any, x: Array) -> Array:
+    return norm.stream_norm(cfg, layout, x, params["final_norm"])
 
 
-def forward(cfg: Any, layout: Layout, params: Any, batch: dict[str, Int[Array, "B S"]]) -> Float[Array, "B S D"]:
-    """The final hidden states of a batch (after the last norm); `logits` or `loss` turn them into predictions."""
-    x = embedding.lookup(layout, params["embedding"], batch["inputs"], jnp.dtype(cfg.dtype))
-    context = Context(_rotation(cfg, batch["positions"]), attention.causal_mask(batch["segments"]))
-    return _run(cfg, layout, params, x, context)[0]
+def _token(cfg: Any, layout: Layout, params: Any, ids_BS: Array) -> Array:
+    x = embedding.lookup(layout, params["embedding"], ids_BS, jnp.dtype(cfg.dtype))
+    return x * jnp.asarray(cfg.emb_dim**0.5, x.dtype) if cfg.scale_embedding else x
+
+
+def _embed(cfg: Any, layout: Layout, params: Any, ids_BS: Array, positions_BS: Array) -> tuple[Array, Array | None]:
+    """The stream before the first layer, and the layers' own vectors [L, B, S, P] where they have any."""
+    x = _token(cfg, layout, params, ids_BS)
+    if "positions" in params:
+        x = x + embedding.lookup(layout, params["positions"], positions_BS, x.dtype, embedding.POSITIONS)
+    own = None
+    if "layer_inputs" in params:
+        own = layer_input.shared(cfg, layout, params["layer_inputs"], ids_BS, x)
+    return x, own
+
+
+def _context(
+    cfg: Any, mask_BST: Array, q_BS: Array, k_BT: Array, token_BS: Bool[Array, "B S"] | None, slot: Array | None
+) -> Context:
+    """Rotations and masks for every kind of layer. `q_BS` and `k_BT` are positions of queries and keys."""
+    specs = {spec for segment in segments(cfg) for spec in segment.pattern}
+    ropes = {spec.rope for spec in specs if spec.rope is not None}
+    reaches = {spec.reach for spec in specs}
+    temper = None
+    if cfg.temperature_tuning:
+        turns = jnp.floor((q_BS.astype(jnp.float32) + cfg.temperature_tuning_offset) / cfg.temperature_tuning_length)
+        temper = 1.0 + cfg.temperature_tuning_scale * jnp.log(1.0 + turns)
+    return Context(
+        rotations={kind: rope.rotation(q_BS, kind) for kind in ropes},
+        masks_BST={reach: attention.within_reach(reach, mask_BST, q_BS, k_BT) for reach in reaches},
+        temper_BS=temper,
+        token_BS=token_BS,
+        slot=slot,
+    )
+
+
+def run(cfg: Any, layout: Layout, params: Any, batch: Mapping[str, Int[Array, "B S"]]) -> Output:
+    """Hidden states and routing statistics of a batch; `loss` turns the former into predictions."""
+    positions, document = batch["positions"], batch["segments"]
+    x, own = _embed(cfg, layout, params, batch["inputs"], positions)
+    context = _context(cfg, attention.causal_mask(document), positions, positions, document != 0, None)
+    x, sides = _run(cfg, layout, params, x, own, context)
+    further: tuple[Array, ...] = ()
+    if cfg.mtp_num_layers:
+        further, more = _further(cfg, layout, params, x, batch["inputs"], context)
+        sides |= more
+    return Output(
+        _final(cfg, layout, params, x),
+        further,
+        {path: side.routing for path, side in sides.items() if side.routing is not None},
+        sum(side.index_loss.sum() for side in sides.values() if side.index_loss is not None),
+    )
+
+
+def forward(cfg: Any, layout: Layout, params: Any, batch: Mapping[str, Int[Array, "B S"]]) -> Float[Array, "B S D"]:
+    """The hidden states alone (the compiler drops what else `run` makes)."""
+    return run(cfg, layout, params, batch).hidden_BSD
 
 
 def output_kernel(cfg: Any, params: Any) -> tuple[Float[Array, "D V"], Axes, float]:
@@ -117,15 +232,25 @@ def output_kernel(cfg: Any, params: Any) -> tuple[Float[Array, "D V"], Axes, flo
 
 
 def empty_cache(cfg: Any, layout: Layout, batch: int, length: int) -> dict[str, Any]:
-    """A KV cache for `length` tokens of `batch` rows."""
-    spec = layout.spec(("layers", *attention.KV_HEADS))
+    """A cache for `length` tokens of `batch` rows: keys and values, or latents; none for layers that borrow."""
 
-    def stacked(segment: Segment) -> dict[str, Cache]:
-        shape = (segment.repeats, batch, length, cfg.num_kv_heads, cfg.head_dim)
-        zeros = jnp.zeros(shape, cfg.dtype, out_sharding=spec)
-        return {str(i): Cache(zeros, zeros) for i in range(len(segment.pattern))}
+    def stacked(segment: Segment, spec: architecture.LayerSpec) -> Any:
+        def zeros(dims: Axes, *shape: int) -> Array:
+            shape = (segment.repeats, batch, length, *shape)
+            return jnp.zeros(shape, cfg.dtype, out_sharding=layout.spec(("layers", *dims)))
 
-    return {segment.name: stacked(segment) for segment in segments(cfg)}
+        if spec.keys == "borrowed":
+            return None
+        if spec.latent:
+            widths = [spec.latent.key_value_rank, spec.latent.rope_dim]
+            widths += [cfg.indexer_head_dim] if spec.latent.indexer else []
+            return mla.LatentCache(*(zeros(mla.NARROW, width) for width in widths))
+        return Cache(*(zeros(attention.KV_HEADS, spec.kv_heads, spec.head_dim) for _ in range(2)))
+
+    return {
+        segment.name: {str(i): stacked(segment, spec) for i, spec in enumerate(segment.pattern)}
+        for segment in segments(cfg)
+    }
 
 
 def decode(
@@ -136,6 +261,9 @@ def decode(
     positions = slot + jnp.arange(length)
     total = jax.tree.leaves(cache)[0].shape[2]
     mask = jnp.broadcast_to(jnp.arange(total)[None, :] <= positions[:, None], (batch, length, total))
-    x = embedding.lookup(layout, params["embedding"], ids_BS, jnp.dtype(cfg.dtype))
-    context = Context(_rotation(cfg, jnp.broadcast_to(positions, ids_BS.shape)), mask, slot)
-    return _run(cfg, layout, params, x, context, cache)
+    q_BS = jnp.broadcast_to(positions, ids_BS.shape)
+    x, own = _embed(cfg, layout, params, ids_BS, q_BS)
+    context = _context(cfg, mask, q_BS, jnp.broadcast_to(jnp.arange(total), (batch, total)), None, slot)
+    x, sides = _run(cfg, layout, params, x, own, context, cache)
+    cache = {name: {i: sides[f"decoder/{name}/{i}"].cache for i in of_segment} for name, of_segment in cache.items()}
+    return _final(cfg, layout, params, x), cache

@@ -36,6 +36,10 @@ RULES: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("norm", ()),
     ("head_norm", ()),
     ("layers", ()),
+    ("positions", ()),
+    ("latent", ZERO_AXES),
+    ("experts", ()),
+    ("moe_mlp", ("tensor",)),
     ("activation_batch", BATCH_AXES),
     ("activation_length", ("context",)),
     ("activation_embed", ()),
@@ -131,19 +135,26 @@ def _legal(size: int, limit: int = 4096) -> str:
     return ", ".join(str(n) for n in range(1, min(size, limit) + 1) if size % n == 0)
 
 
-def _indivisible(cfg: Any, layout: Layout) -> list[str]:
-    """Every dim that the mesh does not divide, with both numbers and the legal degrees."""
-    dims = (
-        ("emb_dim", cfg.emb_dim, "embed"),
-        ("num_query_heads", cfg.num_query_heads, "heads"),
-        ("num_kv_heads", cfg.num_kv_heads, "kv_heads"),
-        ("mlp_dim", cfg.mlp_dim, "mlp"),
-        ("vocab_size", cfg.vocab_size, "vocab"),
+def _indivisible(cfg: Any, tree: blueprint.Blueprint, layout: Layout) -> list[str]:
+    """Every dim of a parameter that the mesh does not divide, with both numbers and the legal degrees."""
+    names = {
+        ("embed", cfg.emb_dim): "emb_dim",
+        ("heads", cfg.num_query_heads): "num_query_heads",
+        ("kv_heads", cfg.num_kv_heads): "num_kv_heads",
+        ("kv_heads", cfg.global_num_kv_heads): "global_num_kv_heads",
+        ("mlp", cfg.mlp_dim): "mlp_dim",
+        ("moe_mlp", cfg.moe_mlp_dim): "moe_mlp_dim",
+        ("latent", cfg.q_lora_rank): "q_lora_rank",
+        ("latent", cfg.kv_lora_rank): "kv_lora_rank",
+        ("vocab", cfg.vocab_size): "vocab_size",
+    }
+    used = dict.fromkeys(
+        (dim, size) for _, p in blueprint.leaves(tree) for dim, size in zip(p.axes, p.shape, strict=True) if dim
     )
     return [
-        f"{name}={size} cannot be split {layout.ways(dim)} ways over {' x '.join(layout.axes(dim))}. "
-        f"Legal here: {_legal(size)}."
-        for name, size, dim in dims
+        f"{names.get((dim, size), dim)}={size} cannot be split {layout.ways(dim)} ways over "
+        f"{' x '.join(layout.axes(dim))}. Legal here: {_legal(size)}."
+        for dim, size in used
         if size % layout.ways(dim)
     ]
 
@@ -182,8 +193,10 @@ def make_layout(mesh_shape: dict[str, int]) -> Layout:
 
 def _bytes(tree: blueprint.Blueprint, layout: Layout, dtype: str) -> int:
     """Bytes on one device of one array for each parameter."""
-    split = sum(p.size // math.prod(layout.ways(dim) for dim in p.axes) for _, p in blueprint.leaves(tree))
-    return split * jnp.dtype(dtype).itemsize
+    return sum(
+        p.size // math.prod(layout.ways(dim) for dim in p.axes) * p.dtype(dtype).itemsize
+        for _, p in blueprint.leaves(tree)
+    )
 
 
 def _optimizer_bytes(cfg: Any, tree: blueprint.Blueprint, layout: Layout) -> int:
@@ -198,7 +211,7 @@ def make(cfg: Any, tree: blueprint.Blueprint, hardware: Hardware) -> Plan:
     ici, dcn = mesh_degrees(cfg, hardware)
     layout = make_layout({axis: ici[axis] * dcn[axis] for axis in MESH_AXES})
     rows, eval_rows, problems = _rows(cfg, hardware.devices, layout.ways("activation_batch"))
-    problems += _indivisible(cfg, layout)
+    problems += _indivisible(cfg, tree, layout)
     if problems:
         raise PlanError("\n".join(problems), id="plan.divisibility")
     tokens = rows * cfg.max_target_length

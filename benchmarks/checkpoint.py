@@ -1,6 +1,6 @@
 """What a checkpoint costs: stall, save, restore, verification, beside plain files of the same bytes. One JSON line.
 
-    python benchmarks/checkpoint.py [megabytes=100] [rounds=5]
+    python -m benchmarks.checkpoint [megabytes=100] [rounds=5]
 
 The floor is a plain file: written and sent to the disk (save), copied with shutil (`copy_seconds`), read into memory
 (restore). The state is that of a small decoder with AdamW: three trees of float32 matrices. Medians over `rounds`;

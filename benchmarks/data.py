@@ -1,4 +1,4 @@
-"""The data pipeline alone, in tokens/s: `python benchmarks/data.py [key=value ...]` prints one JSON line.
+"""The data pipeline alone, in tokens/s: `python -m benchmarks.data [key=value ...]` prints one JSON line.
 
 open_seconds        read, check and tokenize the training text, up to and with the first batch
 tokens_per_second   batch(step), shuffled and packed, one after the other

@@ -8,13 +8,20 @@ from typing import Any
 from pydantic import ValidationError
 
 from MaxText.config import derive, files, kinds, names, parse, rules
+from MaxText.config import model_rules as _registers_its_rules  # noqa: F401
 from MaxText.config.origin import DEFAULT, Origin, Setting
 from MaxText.config.problem import InvalidConfig, Problem, show
 from MaxText.config.resolved import DERIVED, Config
 from MaxText.config.schema import Schema
 
 KEYS = Schema.model_fields
-_UNREAD = ("config.file-", "config.recipe-", "config.unknown-model", "config.base-cycle")  # ids of files not read
+_UNREAD = (
+    "config.file-",
+    "config.recipe-",
+    "config.unknown-model",
+    "config.unknown-block",
+    "config.base-cycle",
+)  # ids of files not read
 
 
 def resolve(written: Mapping[str, Setting], problems: Sequence[Problem] = (), stem: str = "run") -> Config:

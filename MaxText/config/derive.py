@@ -8,6 +8,8 @@ from typing import Any
 
 from MaxText.config.resolved import DERIVED
 
+UNROLLED_LAYERS = 4
+
 Sources = dict[str, tuple[str, ...]]
 
 
@@ -24,6 +26,9 @@ def complete(values: Mapping[str, Any]) -> tuple[dict[str, Any], Sources]:
     fill("eval_per_device_batch_size", 0.0, "per_device_batch_size")
     fill("mu_dtype", "", "weight_dtype")
     done |= scaled(values)
+    if values["scan_layers"] is None:  # unrolled steps are faster, and few layers compile as fast (docs/log.md)
+        done["scan_layers"] = done["num_decoder_layers"] > UNROLLED_LAYERS
+        sources["scan_layers"] = ("base_num_decoder_layers",)
     done["run_folder"] = Path(values["base_output_directory"]).expanduser() / values["run_name"]
     return done, sources
 
@@ -48,10 +53,12 @@ def scaled(values: Mapping[str, Any]) -> dict[str, int]:
     """
     q, r = divmod(values["global_parameter_scale"].bit_length() - 1, 3)
     emb, heads = q + (r == 2), q + (r >= 1)
+    moe = values["base_moe_mlp_dim"]
     return {
         "emb_dim": values["base_emb_dim"] << emb,
         "num_query_heads": values["base_num_query_heads"] << heads,
         "num_kv_heads": values["base_num_kv_heads"] << heads,
         "mlp_dim": values["base_mlp_dim"] << heads,
-        "num_decoder_layers": values["base_num_decoder_layers"] << q,
+        "moe_mlp_dim": (values["base_mlp_dim"] if moe == -1 else moe) << heads,
+        "num_decoder_layers": values["base_num_decoder_layers"] * values["layers_per_decoder_layer"] << q,
     }

@@ -25,7 +25,7 @@ USAGE = """usage: python train.py CONFIG [key=value ...]
   python train.py configs/base.yml run_name=mine steps=1000         with other values
   python -m MaxText config configs/base.yml steps=1000              every value and where it comes from"""
 _ASSIGNMENT = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=(.*)", re.DOTALL)
-_MODEL_FOLDERS = (Path(__file__).parents[2] / "configs" / "models", Path(__file__).parents[1] / "configs" / "models")
+_CONFIGS = (Path(__file__).parents[2] / "configs", Path(__file__).parents[1] / "configs")
 
 
 def load(argv: Sequence[str], environ: Mapping[str, str] | None = None) -> Config:
@@ -87,12 +87,27 @@ def _merge(layers: Sequence[Layer], overrides: Sequence[Setting], problems: list
     below = [setting for layer in layers for setting in layer.settings]
     everything = {setting.key: setting for setting in (*below, *overrides)}
     model = _model_layer(everything, layers, problems)
-    merged = {setting.key: setting for setting in (*below, *model.values(), *overrides)}
+    ranks = [*(layer.settings for layer in layers), list(model.values()), list(overrides)]
+    block = _block_settings(ranks, problems)
+    merged = {setting.key: setting for rank in block for setting in rank}
+    if "decoder_block" in model:  # then its bundle belongs to the model
+        model = {setting.key: setting for rank in block[len(layers) : -1] for setting in rank}
     if not _true(everything.get("override_model_config")):
         for key in dict.fromkeys(setting.key for setting in overrides):
             if key in model:
                 problems.append(_model_conflict(merged[key], model[key]))
     return resolve(merged, problems, stem)
+
+
+def _block_settings(ranks: Sequence[Sequence[Setting]], problems: list[Problem]) -> list[Sequence[Setting]]:
+    """The ranks with the bundle of the decoder block below the one that chose it, which may so change its features."""
+    choosers = [i for i, rank in enumerate(ranks) if any(setting.key == "decoder_block" for setting in rank)]
+    if not choosers or {setting.key for setting in ranks[choosers[-1]]} >= ARCHITECTURE:  # nothing left for a bundle
+        return list(ranks)
+    chosen = [setting for setting in ranks[choosers[-1]] if setting.key == "decoder_block"][-1]
+    path = _named_path(chosen, "decoder_blocks", problems)
+    bundle = [] if path is None else _architecture_file(path, chosen, problems)
+    return [*ranks[: choosers[-1]], bundle, *ranks[choosers[-1] :]]
 
 
 def _true(setting: Setting | None) -> bool:
@@ -113,34 +128,43 @@ def _model_layer(
         own = {setting.key: setting for setting in layer.settings}
         if layer.resolved and "model_name" in own and own["model_name"].value == chosen.value:
             return {key: setting for key, setting in own.items() if key in ARCHITECTURE}
-    path = _model_path(chosen, problems)
-    if path is None:
-        return {}
+    path = _named_path(chosen, "models", problems)
+    return {} if path is None else {setting.key: setting for setting in _architecture_file(path, chosen, problems)}
+
+
+def _architecture_file(path: Path, chosen: Setting, problems: list[Problem]) -> list[Setting]:
+    """The settings of a model file or a bundle: architecture keys, and names that `check` will refuse."""
     layer = files.read(path, chosen.origin, problems)
-    for setting in layer.settings:
-        if setting.key in KEYS and setting.key not in ARCHITECTURE:
-            text = "a model file holds architecture keys only; move it to the CONFIG file"
-            problems.append(Problem("config.model-file", f"{setting.key} ({setting.origin})", text))
     if layer.parent is not None:
         text = "a model file stands by itself; remove base_config"
         problems.append(Problem("config.model-file", f"base_config ({layer.parent_origin})", text))
-    return {
-        setting.key: setting for setting in layer.settings if setting.key in ARCHITECTURE or setting.key not in KEYS
-    }
+    kept = []
+    for setting in layer.settings:
+        if names.beside_the_model(setting.key):
+            continue
+        if setting.key in KEYS and setting.key not in ARCHITECTURE:
+            text = "a model file holds architecture keys only; move it to the CONFIG file"
+            problems.append(Problem("config.model-file", f"{setting.key} ({setting.origin})", text))
+        else:
+            kept.append(setting)
+    return kept
 
 
-def _model_path(chosen: Setting, problems: list[Problem]) -> Path | None:
+def _named_path(chosen: Setting, kind: str, problems: list[Problem]) -> Path | None:
+    """The file that a setting names: NAME in configs/`kind`, or a path."""
     name = str(chosen.value)
     if derive.is_path(name):
         return Path(name).expanduser()
-    for folder in _MODEL_FOLDERS:
+    folders = [folder / kind for folder in _CONFIGS]
+    for folder in folders:
         file = folder / f"{name}.yml"
         if file.is_file():
             return file.relative_to(Path.cwd()) if file.is_relative_to(Path.cwd()) else file
-    known = {file.stem: file for folder in _MODEL_FOLDERS if folder.is_dir() for file in sorted(folder.glob("*.yml"))}
+    known = {file.stem: file for folder in folders if folder.is_dir() for file in sorted(folder.glob("*.yml"))}
     near = names.nearest(name, known, cutoff=0.5) or list(known)[:8]
-    text = f"no such model in configs/models; nearest: {', '.join(near)}. Or give a path to a .yml"
-    problems.append(Problem("config.unknown-model", f"model_name={show(name)} ({chosen.origin})", text))
+    text = f"no such file in configs/{kind}; nearest: {', '.join(near)}. Or give a path to a .yml"
+    id = {"models": "config.unknown-model", "decoder_blocks": "config.unknown-block"}[kind]
+    problems.append(Problem(id, f"{chosen.key}={show(name)} ({chosen.origin})", text))
     return None
 
 

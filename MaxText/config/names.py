@@ -53,41 +53,29 @@ _BY_SENTENCE: dict[str, str] = {
     "use plan_only=true to see how each tensor is sharded": "debug_sharding",
     "token ids are always checked and a non-finite loss stops the run (abort_on_nan_loss)": "max_checkify",
     # architecture
-    "the feed-forward and attention have no biases, dropout or clipping; leave it out": """
-        mlp_activations_limit mlp_bias attention_bias dropout_rate enable_dropout""",
+    "there is no dropout; leave it out": "dropout_rate enable_dropout",
     "the output projection is as wide as base_emb_dim": "attention_output_dim",
     "the embedding chooses its lookup itself": "use_iota_embed",
-    "positions are rope's; set rope_max_timescale": "use_untrainable_positional_embedding trainable_position_size",
-    "norms stand before attention and feed-forward only (decoder_block=llama2)": "use_post_attn_norm use_post_ffw_norm",
+    "positions are rope's, or learned: trainable_position_size": "use_untrainable_positional_embedding",
     "projections are kept apart; leave it out": "fused_qkv fused_mlp",
-    "all layers are alike (decoder_block=llama2)": """
-        inhomogeneous_layer_cycle_interval global_head_dim global_num_kv_heads share_kv_projections
-        hidden_size_per_layer_input vocab_size_per_layer_input num_kv_shared_layers use_double_wide_mlp""",
+    "it follows from layer_pattern, nope_layer_interval and interleave_moe_layer_step; leave it out": """
+        inhomogeneous_layer_cycle_interval""",
     # attention
-    "attention is causal over the whole row; leave it out": """
-        attention_type sliding_window_size chunk_attn_window_size nope_layer_interval temperature_tuning
-        moba moba_chunk_size moba_topk attention_sink""",
-    "use use_qk_norm=true, whose scale is learned": "qk_norm_with_scale v_norm_with_scale",
+    "write which layer sees what with layer_pattern": "moba moba_chunk_size moba_topk",
     "attention and loss choose where float32 is needed; set dtype or matmul_precision": """
-        float32_qk_product float32_logits float32_weight_sum activations_in_float32 logits_dot_in_fp32
-        cast_logits_to_fp32""",
-    "attention is grouped-query: base_num_kv_heads": """
-        q_lora_rank kv_lora_rank qk_nope_head_dim qk_rope_head_dim v_head_dim use_indexer indexer_*""",
+        float32_qk_product float32_logits float32_weight_sum float32_gate_logits activations_in_float32
+        logits_dot_in_fp32 cast_logits_to_fp32""",
+    "use indexer_loss_scaling_factor": "indexer_sparse_training",
     "use gradient_clipping_threshold or attn_logits_soft_cap": "use_qk_clip qk_clip_threshold",
     "kernels choose their tiles themselves; set attention": "sa_* local_sa_* wi_tile_* wo_tile_*",
     "use ici_context_parallelism; how the sequence is split is not a setting": "context_parallel_*",
-    "rope is the plain one: rope_min_timescale and rope_max_timescale": """
-        rope_type local_rope_* global_rope_* partial_rotary_factor rope_linear_scaling_factor rope_use_scale
-        max_position_embeddings original_max_position_embeddings rope_factor beta_fast beta_slow mscale
-        rope_interleave rope_truncate rope_attention_scaling""",
     # experts
-    "models are dense, of width base_mlp_dim": """
-        num_experts num_experts_per_tok base_moe_mlp_dim moe_mlp_dim shared_experts first_num_dense_layers
-        interleave_moe_layer_step sparse_matmul megablox capacity_factor ragged_buffer_factor load_balance_loss_weight
-        routed_* n_routing_groups topk_routing_group norm_topk_prob use_random_routing use_ring_of_experts
-        num_moe_token_chunks num_moe_emb_chunks float32_gate_logits use_tokamax_gmm use_gmm_v2 shard_exp_on_fsdp
-        use_2d_fsdp_sharding moe_fsdp_use_two_stage_all_gather""",
-    "one token is predicted at a time; leave it out": "mtp_*",
+    "experts are multiplied group by group without dropping, unless capacity_factor is above 0": """
+        sparse_matmul megablox ragged_buffer_factor use_tokamax_gmm use_gmm_v2 num_moe_token_chunks num_moe_emb_chunks""",
+    "use dataset_type=synthetic for a run that measures speed": "use_random_routing",
+    "how experts are sharded follows from the ici degrees": """
+        use_ring_of_experts shard_exp_on_fsdp use_2d_fsdp_sharding moe_fsdp_use_two_stage_all_gather""",
+    "the first prediction is the one that is evaluated": "mtp_eval_target_module",
     # precision, mesh, memory
     "use dtype=bfloat16": "quantization use_qwix_quantization *_quantization_calibration_method",
     "the mesh has no such axis; use data, fsdp, fsdp_transpose or tensor": """
@@ -162,6 +150,14 @@ _BY_SENTENCE: dict[str, str] = {
         enable_llm_inference_pool enable_padding_causal_mask max_inflight_computations""",
 }
 
+# A model file in MaxText's vocabulary may hold these: they say nothing about the function of the text decoder.
+NOT_THE_MODEL = """
+    *_for_vit vision_* image_placeholder* use_multimodal use_bidirectional_image_attn ple_pad_* use_clipped_linears_for_vit
+    enable_dropout use_iota_embed fused_qkv fused_mlp inhomogeneous_layer_cycle_interval
+    float32_* activations_in_float32 logits_dot_in_fp32 cast_logits_to_fp32 sparse_matmul megablox
+    tokenizer_type tokenizer_path scan_layers
+""".split()
+
 NOT_OFFERED: dict[str, str] = {name: text for text, names in _BY_SENTENCE.items() for name in names.split()}
 """Keys that people know from other versions (patterns with `*`) → one sentence: what to do instead."""
 
@@ -171,6 +167,11 @@ def not_offered(name: str) -> str | None:
     if name in NOT_OFFERED:
         return NOT_OFFERED[name]
     return next((text for pattern, text in NOT_OFFERED.items() if fnmatch.fnmatchcase(name, pattern)), None)
+
+
+def beside_the_model(name: str) -> bool:
+    """Whether a model file may hold this name without effect: vision, storage, number formats, tokenizer."""
+    return any(fnmatch.fnmatchcase(name, pattern) for pattern in NOT_THE_MODEL)
 
 
 def nearest(name: str, keys: Mapping[str, object], cutoff: float = 0.6) -> list[str]:

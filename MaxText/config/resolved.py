@@ -39,7 +39,10 @@ class Config(Schema):
     num_query_heads: int = derived("query heads", "base_num_query_heads", "global_parameter_scale")
     num_kv_heads: int = derived("key/value heads", "base_num_kv_heads", "global_parameter_scale")
     mlp_dim: int = derived("width of the feed-forward layer", "base_mlp_dim", "global_parameter_scale")
-    num_decoder_layers: int = derived("decoder layers", "base_num_decoder_layers", "global_parameter_scale")
+    moe_mlp_dim: int = derived("width of an expert", "base_moe_mlp_dim", "base_mlp_dim", "global_parameter_scale")
+    num_decoder_layers: int = derived(
+        "decoder layers", "base_num_decoder_layers", "layers_per_decoder_layer", "global_parameter_scale"
+    )
     run_folder: Path = derived("where everything of this run is written", "base_output_directory", "run_name")
 
     _origins: dict[str, Origin] = PrivateAttr()
@@ -78,9 +81,10 @@ class Config(Schema):
         """A copy with other values, checked and derived anew from what was written. No model file is read again."""
         from MaxText.config.check import resolve  # it makes Configs
 
-        if str(changes.get("model_name", self.model_name)) != self.model_name:
-            text = "replace() reads no model file; use make(model_name=...)"
-            raise InvalidConfig([Problem("config.replace-model", f"model_name={changes['model_name']}", text)])
+        for key in ("model_name", "decoder_block"):
+            if str(changes.get(key, getattr(self, key))) != getattr(self, key):
+                text = f"replace() reads no file; use make({key}=...)"
+                raise InvalidConfig([Problem("config.replace-model", f"{key}={changes[key]}", text)])
         origin = Origin("replace()")
         changed = {key: Setting(key, value, origin) for key, value in changes.items()}
         return resolve(self._written | changed, stem=self._stem)

@@ -49,7 +49,8 @@ def check(values: Mapping[str, object], origins: Mapping[str, Origin], skip: fro
     return problems
 
 
-def _divisors(number: int, at_most: int = 12) -> str:
+def divisors(number: int, at_most: int = 12) -> str:
+    """The divisors of `number` in words."""
     found = [d for d in range(1, number + 1) if number % d == 0] if number <= 1 << 20 else [1]
     return ", ".join(map(str, found[:at_most])) + (", ..." if len(found) > at_most else "")
 
@@ -139,7 +140,7 @@ def scale_is_a_power_of_two(global_parameter_scale: int) -> str | None:
 def kv_heads_divide_query_heads(base_num_query_heads: int, base_num_kv_heads: int) -> str | None:
     """base_num_kv_heads divides base_num_query_heads: each key/value head serves equally many queries."""
     if base_num_query_heads % base_num_kv_heads:
-        legal = _divisors(base_num_query_heads)
+        legal = divisors(base_num_query_heads)
         return f"{base_num_kv_heads} kv heads do not divide {base_num_query_heads} query heads. Legal: {legal}"
     return None
 
@@ -162,7 +163,7 @@ def rope_timescales_are_ordered(rope_min_timescale: int, rope_max_timescale: int
 def tiles_divide_vocabulary(num_vocab_tiling: int, vocab_size: int) -> str | None:
     """num_vocab_tiling divides vocab_size."""
     if vocab_size % num_vocab_tiling:
-        return f"{num_vocab_tiling} chunks do not divide {vocab_size} ids. Legal: {_divisors(vocab_size)}"
+        return f"{num_vocab_tiling} chunks do not divide {vocab_size} ids. Legal: {divisors(vocab_size)}"
     return None
 
 

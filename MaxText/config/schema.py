@@ -39,7 +39,12 @@ Positive = Annotated[float, Field(gt=0)]
 NonNegative = Annotated[float, Field(ge=0)]
 DType = Literal["float32", "bfloat16"]
 MatmulPrecision = Literal["default", "high", "highest", "bfloat16", "float32"]
-Activations = Annotated[tuple[Literal["silu", "gelu", "relu", "linear"], ...], Field(min_length=1, max_length=2)]
+Activations = Annotated[
+    tuple[Literal["silu", "gelu", "relu", "sigmoid", "linear"], ...], Field(min_length=1, max_length=2)
+]
+AttentionType = Literal["global", "local_sliding", "chunk", "mla"]
+Pattern = tuple[Literal["global", "local_sliding", "chunk"], ...]
+Share = Annotated[float, Field(gt=0, le=1)]
 Files = tuple[str, ...]
 
 
@@ -62,7 +67,7 @@ class Run(Group):
     )
     hardware: Literal["auto", "cpu", "gpu", "tpu"] = key("auto", "the platform to run on; auto = the best one present")
     num_cpu_devices: Count = key(0, "virtual CPU devices; 0 = as many as the mesh asks for")
-    steps: SizeOrMinusOne = key(600, "optimizer steps; -1 = learning_rate_schedule_steps")
+    steps: SizeOrMinusOne = key(800, "optimizer steps; -1 = learning_rate_schedule_steps")
     start: Literal["auto", "fresh", "resume"] = key("auto", "demand one; auto = resume if there is a checkpoint")
     plan_only: bool = key(False, "print the plan and stop")
     log_config: bool = key(False, "print every key and its origin at start")
@@ -72,7 +77,7 @@ class Run(Group):
 
 class Architecture(Group):
     title = "architecture"
-    decoder_block: Literal["llama2"] = key("llama2", "the family's bundle of decoder features")
+    decoder_block: str = key("llama2", "the family's bundle of decoder features: a name in configs/decoder_blocks")
     global_parameter_scale: Size = key(1, "multiplies the size of the model; a power of two")
     base_emb_dim: Size = key(128, "model width, before scaling")
     base_num_query_heads: Size = key(4, "query heads, before scaling")
@@ -80,18 +85,132 @@ class Architecture(Group):
     head_dim: Size = key(32, "width of one head; even, since rope rotates pairs")
     base_mlp_dim: Size = key(512, "width of the feed-forward layer, before scaling")
     base_num_decoder_layers: Size = key(4, "decoder layers, before scaling")
-    mlp_activations: Activations = key(("silu", "linear"), "two = gated feed-forward, their product; one = plain")
+    layers_per_decoder_layer: Size = key(
+        1, "layers that each of base_num_decoder_layers counts for; gemma2 counts pairs"
+    )
     vocab_size: Size = key(288, "rows of the embedding; at least the ids of the tokenizer")
     logits_via_embedding: bool = key(False, "use the embedding also as output projection (tied)")
     normalize_embedding_logits: bool = key(True, "divide tied logits by sqrt(emb_dim)")
-    normalization_layer_epsilon: Positive = key(1e-5, "epsilon of RMSNorm")
+    scale_embedding: bool = key(False, "multiply the embedding of a token by sqrt(emb_dim)")
+    trainable_position_size: SizeOrMinusOne = key(
+        -1, "rows of a table of learned positions, instead of rope; -1 = none"
+    )
+    mlp_activations: Activations = key(("silu", "linear"), "two = gated feed-forward, their product; one = plain")
+    mlp_activations_limit: float = key(-1.0, "clamp the gate from above and the other branch both ways; -1 = off")
+    swiglu_alpha: NonNegative = key(
+        0.0, "above 0: the gate is x * sigmoid(alpha x), and 1 is added to the other branch"
+    )
+    mlp_bias: bool = key(False, "biases in feed-forward and experts")
+    norm_type: Literal["rms", "layer"] = key("rms", "layer = LayerNorm with scale and bias")
+    normalization_layer_epsilon: Positive = key(1e-5, "epsilon of the norms")
+    norm_unit_offset: bool = key(False, "norms multiply by 1 + weight, which starts at zero")
+    use_pre_norm: bool = key(True, "norms before attention and feed-forward")
+    use_post_attn_norm: bool = key(False, "norm on the output of attention, before it is added")
+    use_post_ffw_norm: bool = key(False, "norm on the output of the feed-forward, before it is added")
+    layer_output_scale: bool = key(False, "multiply the output of each layer by a learned number")
     dense_init_scale: Positive = key(1.0, "variance scale of the initial kernels")
-    use_qk_norm: bool = key(False, "RMSNorm on query and key heads")
-    rope_min_timescale: Size = key(1, "shortest wavelength of rope, over 2 pi")
-    rope_max_timescale: Size = key(10_000, "longest wavelength of rope, over 2 pi (theta)")
+    attention: Literal["autoselected", "dot_product"] = key("autoselected", "the attention kernel")
+    attention_type: AttentionType = key("global", "what a query sees, in every layer; mla = latent attention, sees all")
+    layer_pattern: Pattern = key(
+        (), "the same, layer by layer, repeated over the depth; [] = attention_type everywhere"
+    )
+    sliding_window_size: Count = key(0, "positions that a local_sliding layer sees, its own included")
+    chunk_attn_window_size: Count = key(0, "length of the chunks of a chunk layer, which sees its own chunk only")
+    query_pre_attn_scalar: NonNegative = key(0.0, "queries are divided by its root; 0 = head_dim")
+    attention_bias: bool = key(False, "biases of query, key and value projections")
+    attention_out_bias: bool = key(False, "bias of the attention's output projection")
+    attention_sink: bool = key(False, "one learned logit per head that takes its share of the softmax")
     attn_logits_soft_cap: NonNegative = key(0.0, "tanh cap on attention logits; 0 = off")
     final_logits_soft_cap: NonNegative = key(0.0, "tanh cap on output logits; 0 = off")
-    attention: Literal["autoselected", "dot_product"] = key("autoselected", "the attention kernel")
+    use_qk_norm: bool = key(False, "norm on queries and keys")
+    qk_norm_type: Literal["head", "projection", "l2"] = key("head", "over a head, all heads, or a head after rope")
+    qk_norm_with_scale: bool = key(True, "learned scale in that norm; l2 has none")
+    use_v_norm: bool = key(False, "norm on the value heads")
+    v_norm_with_scale: bool = key(True, "learned scale in that norm")
+    nope_layer_interval: SizeOrMinusOne = key(-1, "every n-th layer has no rope; -1 = all have it")
+    temperature_tuning: bool = key(
+        False, "queries grow with position: 1 + scale * log(1 + floor((pos + offset) / length))"
+    )
+    temperature_tuning_layers: Literal["nope", "all"] = key("nope", "in which layers")
+    temperature_tuning_scale: NonNegative = key(0.1, "its scale")
+    temperature_tuning_length: Size = key(8192, "its length")
+    temperature_tuning_offset: Count = key(1, "its offset")
+    global_head_dim: Count = key(0, "head_dim of global layers; 0 = the same")
+    global_num_kv_heads: Count = key(0, "key/value heads of global layers; 0 = the same")
+    share_kv_projections: bool = key(
+        False, "global layers have no value projection: values are the keys before their norm"
+    )
+    num_kv_shared_layers: Count = key(0, "last layers that use the keys and values of an earlier layer of their kind")
+    use_double_wide_mlp: bool = key(False, "those layers have a feed-forward twice as wide")
+    hidden_size_per_layer_input: Count = key(0, "width of the embedding that each layer gets of its own; 0 = none")
+    vocab_size_per_layer_input: Count = key(0, "rows of that embedding; 0 = vocab_size")
+    q_lora_rank: Count = key(0, "mla: width of the compressed queries; 0 = not compressed")
+    kv_lora_rank: Size = key(512, "mla: width of the compressed keys and values")
+    qk_nope_head_dim: Size = key(128, "mla: part of a head without rope")
+    qk_rope_head_dim: Size = key(64, "mla: part of a head with rope; of keys, shared by all heads")
+    v_head_dim: Size = key(128, "mla: width of a value head")
+    use_indexer: bool = key(False, "mla: each query sees only the keys that a small indexer chooses")
+    indexer_n_heads: Size = key(64, "heads of the indexer")
+    indexer_head_dim: Size = key(128, "width of an indexer head")
+    indexer_topk: Size = key(2048, "keys that a query sees")
+    indexer_loss_scaling_factor: NonNegative = key(0.0, "weight of the loss that teaches the indexer the attention")
+    rope_type: Literal["default", "yarn", "llama3.1"] = key("default", "how rope is stretched to longer texts")
+    rope_min_timescale: Size = key(1, "shortest wavelength of rope, over 2 pi")
+    rope_max_timescale: Size = key(10_000, "longest wavelength of rope, over 2 pi (theta)")
+    local_rope_max_timescale: SizeOrMinusOne = key(-1, "the same in local_sliding layers; -1 = the same")
+    global_rope_max_timescale: SizeOrMinusOne = key(-1, "the same in global layers; -1 = the same")
+    local_rope_proportion: Share = key(
+        1.0, "part of the frequencies that turn, in local_sliding layers; the rest stand"
+    )
+    global_rope_proportion: Share = key(1.0, "the same in all other layers")
+    partial_rotary_factor: Share = key(1.0, "first part of a head that is rotated at all")
+    rope_interleave: bool = key(False, "pairs are neighbours, not (i, i + half)")
+    rope_scaling_layers: Literal["all", "global"] = key("all", "layers that are stretched; the others have plain rope")
+    rope_linear_scaling_factor: Positive = key(1.0, "positions are divided by it")
+    rope_use_scale: bool = key(True, "false = rope_type llama3.1 without its stretching")
+    rope_factor: NonNegative = key(0.0, "yarn, llama3.1: how many times longer; 0 = 40 for yarn, 8 for llama3.1")
+    original_max_position_embeddings: Count = key(0, "their length before; 0 = 4096 for yarn, 8192 for llama3.1")
+    max_position_embeddings: Size = key(163_840, "their length after; mscale counts only if this is longer")
+    rope_low_freq_factor: Positive = key(1.0, "llama3.1: fewer turns than this in the original length are stretched")
+    rope_high_freq_factor: Positive = key(4.0, "llama3.1: more turns than this are kept")
+    beta_fast: Positive = key(32.0, "yarn: more turns than this in the original length are kept")
+    beta_slow: Positive = key(1.0, "yarn: fewer turns than this are stretched")
+    rope_truncate: bool = key(True, "yarn: round the borders between the two to whole frequencies")
+    rope_attention_scaling: bool = key(False, "yarn: multiply sine and cosine by 0.1 log(rope_factor) + 1")
+    mscale: NonNegative = key(1.0, "mla with yarn: logits grow by (0.1 mscale log(rope_factor) + 1) squared")
+    num_experts: Size = key(1, "experts of a layer; 1 = dense feed-forward")
+    num_experts_per_tok: Size = key(1, "experts that a token passes")
+    base_moe_mlp_dim: SizeOrMinusOne = key(-1, "width of an expert, before scaling; -1 = base_mlp_dim")
+    shared_experts: Count = key(0, "experts that every token passes, as one feed-forward of their joint width")
+    first_num_dense_layers: Count = key(0, "first layers with a dense feed-forward")
+    interleave_moe_layer_step: Size = key(1, "every n-th layer has experts, the others a dense feed-forward")
+    parallel_dense_mlp: bool = key(False, "dense feed-forward beside the experts, each with its own norms")
+    routed_score_func: Literal["", "softmax", "sigmoid"] = key(
+        "", 'scores before the choice; "" = softmax of the chosen'
+    )
+    norm_topk_prob: bool = key(False, "softmax: divide the chosen scores by their sum")
+    norm_sigmoid_scores: bool = key(True, "sigmoid: divide the chosen scores by their sum")
+    routed_scaling_factor: Positive = key(1.0, "multiplies the weights of the chosen experts")
+    routed_bias: bool = key(
+        False, 'bias for the choice only, moved toward balance; with routed_score_func="" of logits'
+    )
+    routed_bias_update_rate: NonNegative = key(0.0, "how far a step moves that bias")
+    n_routing_groups: SizeOrMinusOne = key(-1, "groups of experts, of which a token uses some; -1 = no groups")
+    topk_routing_group: SizeOrMinusOne = key(-1, "how many groups a token uses")
+    routing_group_score: Literal["top2", "max"] = key("top2", "a group counts as its two best experts, or its best")
+    scale_expert_input: bool = key(False, "the weight multiplies the expert's input, not its output")
+    router_input_norm: bool = key(
+        False, "the router reads the normed stream, with a learned scale and times emb_dim^-0.5"
+    )
+    router_expert_scale: bool = key(False, "a learned number per expert multiplies its weight")
+    capacity_factor: float = key(
+        -1.0, "above 0: an expert takes that many times its even share of a row; the rest drop"
+    )
+    load_balance_loss_weight: NonNegative = key(0.0, "weight of the loss for equal use of experts")
+    load_balance_loss_type: Literal["global", "sequence"] = key("global", "balance over the batch, or in each row")
+    router_z_loss_weight: NonNegative = key(0.0, "weight of the square of log Z of the router")
+    mtp_num_layers: Count = key(0, "further layers that each predict one token further ahead, in training")
+    mtp_loss_scaling_factor: NonNegative = key(0.1, "weight of the mean of their losses")
 
 
 class Precision(Group):
@@ -129,7 +248,9 @@ class Mesh(Group):
 class Memory(Group):
     title = "memory"
     remat_policy: Literal["none", "minimal", "full"] = key("none", "what the backward pass computes again")
-    scan_layers: bool = key(True, "compile one layer and loop over it; false = unroll, same result")
+    scan_layers: bool | None = key(
+        None, "loop over one compiled layer; false = unroll, same result; none = unroll up to 4 layers"
+    )
     num_vocab_tiling: Size = key(1, "chunks of the vocabulary in the loss; must divide vocab_size")
 
 

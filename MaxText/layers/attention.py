@@ -3,6 +3,7 @@ cache."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -10,7 +11,8 @@ import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Bool, Float, Int
 
-from MaxText.blueprint import Param, fan_in
+from MaxText.architecture import LayerSpec, Reach, Rope
+from MaxText.blueprint import ONES, ZEROS, Init, Param, fan_in, normal
 from MaxText.layers import kernels, norm, rope
 from MaxText.layout import Axes, Layout, project
 
@@ -30,26 +32,50 @@ class Cache(NamedTuple):
 
 
 class Context(NamedTuple):
-    """What every layer of one forward pass shares."""
+    """What every layer of one forward pass shares. Masks are by reach, rotations by kind of rope."""
 
-    rotation: rope.Rotation
-    mask_BST: Bool[Array, "B S T"]
+    rotations: Mapping[Rope, rope.Rotation]
+    masks_BST: Mapping[Reach, Bool[Array, "B S T"]]
+    temper_BS: Float[Array, "B S"] | None = None  # factor on the queries of tempered layers
+    token_BS: Bool[Array, "B S"] | None = None  # False on padding; None: no padding
     slot: Int[Array, ""] | None = None  # where the first query of this call goes in the cache
 
 
-def declare(cfg: Any) -> dict[str, Param]:
-    """query [D, N, H], key and value [D, K, H], out [N, H, D]; with use_qk_norm a scale per head channel for q and for
-    k."""
-    d, n, k, h = cfg.emb_dim, cfg.num_query_heads, cfg.num_kv_heads, cfg.head_dim
+def declare(cfg: Any, spec: LayerSpec) -> dict[str, Param]:
+    """query [D, N, H], key and value [D, K, H], out [N, H, D], and as asked: norms, biases, a sink per head."""
+    d, n, k, h = cfg.emb_dim, spec.query_heads, spec.kv_heads, spec.head_dim
     scale = cfg.dense_init_scale
-    params = {
-        "query": Param((d, n, h), QUERY, fan_in(d, scale)),
-        "key": Param((d, k, h), KEY_VALUE, fan_in(d, scale)),
-        "value": Param((d, k, h), KEY_VALUE, fan_in(d, scale)),
-        "out": Param((n, h, d), OUT, fan_in(n * h, scale)),
-    }
-    if cfg.use_qk_norm:
-        params |= {"query_norm": norm.declare(h, "head_norm"), "key_norm": norm.declare(h, "head_norm")}
+    params = {"query": Param((d, n, h), QUERY, fan_in(d, scale))}
+    if spec.keys != "borrowed":
+        params["key"] = Param((d, k, h), KEY_VALUE, fan_in(d, scale))
+        if not spec.values_are_keys:
+            params["value"] = Param((d, k, h), KEY_VALUE, fan_in(d, scale))
+    params["out"] = Param((n, h, d), OUT, fan_in(n * h, scale))
+    heads = {"query": (n, "heads"), "key": (k, "kv_heads"), "value": (k, "kv_heads")}
+    heads = {name: width for name, width in heads.items() if name in params}
+    if cfg.attention_bias:
+        params |= {f"{name}_bias": _bias((size, h), (dim, "head_dim")) for name, (size, dim) in heads.items()}
+    if cfg.attention_out_bias:
+        params["out_bias"] = _bias((d,), ("norm",))
+    if cfg.attention_sink:
+        params["sink"] = Param((n,), ("heads",), normal(0.02), kind="bias")
+    return params | _declare_norms(cfg, spec, heads)
+
+
+def _bias(shape: tuple[int, ...], axes: Axes, init: Init = ZEROS) -> Param:
+    return Param(shape, axes, init, kind="bias")
+
+
+def _declare_norms(cfg: Any, spec: LayerSpec, heads: Mapping[str, tuple[int, str]]) -> dict[str, Param]:
+    params = {}
+    for name in ("query", "key"):
+        if name in heads and spec.qk_norm == "head" and cfg.qk_norm_with_scale:
+            params[f"{name}_norm"] = norm.declare_head(cfg, spec.head_dim)
+        elif name in heads and spec.qk_norm == "projection":
+            size, dim = heads[name]
+            params[f"{name}_norm"] = Param((size, spec.head_dim), (dim, "head_dim"), ONES, kind="norm")
+    if cfg.use_v_norm and cfg.v_norm_with_scale and spec.keys != "borrowed":
+        params["value_norm"] = norm.declare_head(cfg, spec.head_dim)
     return params
 
 
@@ -60,35 +86,103 @@ def causal_mask(segments_BS: Int[Array, "B S"]) -> Bool[Array, "B S S"]:
     return same_document & jnp.tri(length, dtype=bool)[None, :, :]
 
 
+def within_reach(
+    reach: Reach, mask_BST: Bool[Array, "B S T"], q_BS: Int[Array, "B S"], k_BT: Int[Array, "B T"]
+) -> Bool[Array, "B S T"]:
+    """The causal mask, cut down to what a query at position q may see of a key at position k."""
+    match reach.kind:
+        case "local_sliding":
+            return mask_BST & (q_BS[:, :, None] - k_BT[:, None, :] < reach.size)
+        case "chunk":
+            return mask_BST & (q_BS[:, :, None] // reach.size == k_BT[:, None, :] // reach.size)
+    return mask_BST
+
+
 def attention(
     cfg: Any,
+    spec: LayerSpec,
     layout: Layout,
     params: dict[str, Array],
     x_BSD: Float[Array, "B S D"],
     context: Context,
     cache: Cache | None = None,
-) -> tuple[Float[Array, "B S D"], Cache | None]:
-    """Self-attention of x; with a cache, its keys and values are appended at `context.slot` and all of the cache is
-    attended to."""
-    q, k, v = _project_heads(cfg, layout, params, x_BSD)
-    q, k = rope.rotate(q, context.rotation), rope.rotate(k, context.rotation)
-    q = q * jnp.asarray(cfg.head_dim**-0.5, q.dtype)
-    if cache is not None:
-        assert context.slot is not None, "a cache needs the slot of its first new token"
-        at = (0, context.slot, 0, 0)
-        cache = Cache(*(jax.lax.dynamic_update_slice(old, new, at) for old, new in zip(cache, (k, v), strict=True)))
-        k, v = cache
-    y = kernels.dot_product_attention(q, k, v, context.mask_BST, cfg.attn_logits_soft_cap)
+    lent: Cache | None = None,
+) -> tuple[Float[Array, "B S D"], Cache | None, Cache]:
+    """Self-attention of x: (y, the cache, the keys and values it used).
+
+    With a cache, its keys and values are appended at `context.slot` and all of the cache is attended to. A layer that
+    borrows has no cache and uses `lent`, the keys and values of the layer that lends.
+    """
+    q = _rotated(cfg, spec, layout, _project_head(cfg, spec, layout, params, "query", x_BSD), context)
+    q = q * jnp.asarray(spec.query_scale, q.dtype)
+    if spec.tempered and context.temper_BS is not None:
+        q = (q * context.temper_BS[:, :, None, None]).astype(q.dtype)
+    if spec.keys == "borrowed":
+        assert lent is not None, "a layer that borrows keys comes after one that lends"
+        k, v = lent
+    else:
+        k, v = _keys_and_values(cfg, spec, layout, params, x_BSD, context)
+        cache = None if cache is None else append(cache, Cache(k, v), context.slot)
+        k, v = (k, v) if cache is None else cache
+    mask = context.masks_BST[spec.reach]
+    y = kernels.dot_product_attention(q, k, v, mask, cfg.attn_logits_soft_cap, params.get("sink"))
     y = checkpoint_name(y, "attention_out")
     y = checkpoint_name(project(layout, "BSNH,NHD->BSD", y, params["out"], OUT, STREAM), "out_proj")
-    return y, cache
+    if "out_bias" in params:
+        y = y + layout.gather(params["out_bias"].astype(y.dtype), ("norm",))[None, None]
+    return y, cache, Cache(k, v)
 
 
-def _project_heads(cfg: Any, layout: Layout, params: dict[str, Array], x_BSD: Array) -> tuple[Array, Array, Array]:
-    q = checkpoint_name(project(layout, "BSD,DNH->BSNH", x_BSD, params["query"], QUERY, Q_HEADS), "query_proj")
-    k = checkpoint_name(project(layout, "BSD,DKH->BSKH", x_BSD, params["key"], KEY_VALUE, KV_HEADS), "key_proj")
-    v = checkpoint_name(project(layout, "BSD,DKH->BSKH", x_BSD, params["value"], KEY_VALUE, KV_HEADS), "value_proj")
-    if cfg.use_qk_norm:
-        q = norm.rms_norm(layout, q, params["query_norm"], cfg.normalization_layer_epsilon)
-        k = norm.rms_norm(layout, k, params["key_norm"], cfg.normalization_layer_epsilon)
-    return q, k, v
+def append(cache: Any, new: Any, slot: Int[Array, ""] | None) -> Any:
+    """The cache with the tuple of arrays `new` written from `slot` on (dim 1 of each; None stays None)."""
+    assert slot is not None, "a cache needs the slot of its first new token"
+    placed = [
+        None if old is None else jax.lax.dynamic_update_slice(old, piece, (0, slot) + (0,) * (old.ndim - 2))
+        for old, piece in zip(cache, new, strict=True)
+    ]
+    return type(cache)(*placed)
+
+
+def _keys_and_values(
+    cfg: Any, spec: LayerSpec, layout: Layout, params: dict[str, Array], x_BSD: Array, context: Context
+) -> tuple[Array, Array]:
+    if spec.values_are_keys:
+        projected = _project_head(cfg, spec, layout, params, "key", x_BSD, normed=False)
+        k, v = _norm_head(cfg, spec, layout, params, "key", projected), projected
+    else:
+        k = _project_head(cfg, spec, layout, params, "key", x_BSD)
+        v = _project_head(cfg, spec, layout, params, "value", x_BSD)
+    if cfg.use_v_norm:
+        v = norm.rms_norm(layout, v, params.get("value_norm"), cfg.normalization_layer_epsilon, cfg.norm_unit_offset)
+    return _rotated(cfg, spec, layout, k, context), v
+
+
+def _project_head(
+    cfg: Any, spec: LayerSpec, layout: Layout, params: dict[str, Array], name: str, x_BSD: Array, normed: bool = True
+) -> Array:
+    if name == "query":
+        y = project(layout, "BSD,DNH->BSNH", x_BSD, params[name], QUERY, Q_HEADS)
+    else:
+        y = project(layout, "BSD,DKH->BSKH", x_BSD, params[name], KEY_VALUE, KV_HEADS)
+    y = checkpoint_name(y, f"{name}_proj")
+    if f"{name}_bias" in params:
+        y = y + params[f"{name}_bias"].astype(y.dtype)[None, None]
+    return _norm_head(cfg, spec, layout, params, name, y) if normed and name != "value" else y
+
+
+def _norm_head(cfg: Any, spec: LayerSpec, layout: Layout, params: dict[str, Array], name: str, y: Array) -> Array:
+    match spec.qk_norm:
+        case "head":
+            scale = params.get(f"{name}_norm")
+            return norm.rms_norm(layout, y, scale, cfg.normalization_layer_epsilon, cfg.norm_unit_offset)
+        case "projection":
+            return norm.norm_all_heads(y, params[f"{name}_norm"], cfg.normalization_layer_epsilon)
+    return y
+
+
+def _rotated(cfg: Any, spec: LayerSpec, layout: Layout, y_BSNH: Array, context: Context) -> Array:
+    if spec.rope is not None:
+        y_BSNH = rope.rotate(y_BSNH, context.rotations[spec.rope], spec.rope.interleave)
+    if spec.qk_norm == "l2":
+        y_BSNH = norm.rms_norm(layout, y_BSNH, None, cfg.normalization_layer_epsilon)
+    return y_BSNH

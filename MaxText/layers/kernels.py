@@ -1,10 +1,10 @@
-"""The only place that knows which attention computation runs on which device. Today: plain XLA everywhere."""
+"""The only place that knows which attention or grouped matmul runs on which device. Today: plain XLA everywhere."""
 
 from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Bool, Float, Int
 
 MASKED = -0.7 * float(jnp.finfo(jnp.float32).max)
 
@@ -12,13 +12,15 @@ MASKED = -0.7 * float(jnp.finfo(jnp.float32).max)
 def dot_product_attention(
     q_BSNH: Float[Array, "B S N H"],
     k_BTKH: Float[Array, "B T K H"],
-    v_BTKH: Float[Array, "B T K H"],
+    v_BTKH: Float[Array, "B T K V"],
     mask_BST: Bool[Array, "B S T"],
     soft_cap: float = 0.0,
-) -> Float[Array, "B S N H"]:
+    sink_N: Float[Array, " N"] | None = None,
+) -> Float[Array, "B S N V"]:
     """softmax(q k^T) v per head, logits and softmax in float32; q is already scaled. N is a multiple of K.
 
-    A query that sees no key at all (padding) attends evenly to everything, which keeps it finite; nothing reads it.
+    A sink is one more logit of each head, whose share of the softmax goes nowhere. A query that sees no key at all
+    (padding) attends evenly to everything, which keeps it finite; nothing reads it.
     """
     B, S, N, H = q_BSNH.shape
     K = k_BTKH.shape[2]
@@ -27,6 +29,21 @@ def dot_product_attention(
     if soft_cap:
         logits = soft_cap * jnp.tanh(logits / soft_cap)
     logits = jnp.where(mask_BST[:, None, None, :, :], logits, MASKED)
-    weights = jax.nn.softmax(logits, axis=-1).astype(v_BTKH.dtype)
-    out = jnp.einsum("BKGST,BTKH->BSKGH", weights, v_BTKH)
-    return out.reshape(B, S, N, H)
+    weights = jax.nn.softmax(logits, axis=-1) if sink_N is None else _softmax_with_sink(logits, sink_N)
+    out = jnp.einsum("BKGST,BTKH->BSKGH", weights.astype(v_BTKH.dtype), v_BTKH)
+    return out.reshape(B, S, N, v_BTKH.shape[-1])
+
+
+def _softmax_with_sink(logits_BKGST: Array, sink_N: Array) -> Array:
+    K, G = logits_BKGST.shape[1:3]
+    sink = sink_N.astype(jnp.float32).reshape(1, K, G, 1, 1)
+    largest = jax.lax.stop_gradient(jnp.maximum(logits_BKGST.max(axis=-1, keepdims=True), sink))
+    powers = jnp.exp(logits_BKGST - largest)
+    return powers / (powers.sum(axis=-1, keepdims=True) + jnp.exp(sink - largest))
+
+
+def grouped_matmul(
+    x_MD: Float[Array, "M D"], w_EDF: Float[Array, "E D F"], rows_E: Int[Array, " E"]
+) -> Float[Array, "M F"]:
+    """Row m times the matrix of its group: the first rows_E[0] rows belong to group 0, and so on. Local arrays only."""
+    return jax.lax.ragged_dot(x_MD, w_EDF, rows_E)

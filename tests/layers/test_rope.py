@@ -10,15 +10,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from MaxText.architecture import Rope
 from MaxText.layers import rope
 
 H = 8
+PLAIN = Rope(dim=H, theta=10_000)
 RNG = np.random.default_rng(0)
 Q, K = RNG.standard_normal((2, 1, 1, 1, H))
 
 
 def rotated(x, position: int) -> np.ndarray:
-    at = rope.angles(jnp.full((1, 1), position), H, 1, 10_000)
+    at = rope.rotation(jnp.full((1, 1), position), PLAIN)
     return np.asarray(rope.rotate(jnp.asarray(x, jnp.float32), at))
 
 
@@ -46,11 +48,11 @@ def test_by_hand():
 
 @pytest.mark.parametrize(("low", "high"), [(1, 10_000), (1, 500_000), (2, 100)])
 def test_timescales(low, high):
-    sin, cos = rope.angles(jnp.ones((1, 1), jnp.int32), H, low, high)
+    sin, cos = rope.rotation(jnp.ones((1, 1), jnp.int32), Rope(dim=H, theta=high, min_timescale=low))
     wanted = 1 / (low * (high / low) ** (np.arange(0, H, 2) / H))
     np.testing.assert_allclose(np.arctan2(sin, cos)[0, 0], wanted, rtol=1e-5)
 
 
 def test_the_dtype_stays():
-    at = rope.angles(jnp.ones((1, 1), jnp.int32), H, 1, 10_000)
+    at = rope.rotation(jnp.ones((1, 1), jnp.int32), PLAIN)
     assert rope.rotate(jnp.asarray(Q, jnp.bfloat16), at).dtype == jnp.bfloat16
