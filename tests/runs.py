@@ -56,9 +56,8 @@ def run(folder: Path, **overrides: Any) -> int:
 
 def start(folder: Path, environ: dict[str, str], **overrides: Any) -> subprocess.Popen[str]:
     """A toy run as a process of its own; wait for it with a limit."""
-    from tests.conftest import CACHE
-
-    command = [sys.executable, str(ROOT / "train.py"), *arguments(folder, **{"jax_cache_dir": CACHE} | overrides)]
+    cache = os.environ["JAX_COMPILATION_CACHE_DIR"]
+    command = [sys.executable, str(ROOT / "train.py"), *arguments(folder, **{"jax_cache_dir": cache} | overrides)]
     environ = {key: value for key, value in environ.items() if not key.startswith("PYTEST")}
     return subprocess.Popen(
         command, cwd=ROOT, env=environ | {"JAX_PLATFORMS": "cpu"}, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
