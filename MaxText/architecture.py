@@ -282,7 +282,7 @@ def scale_down(cfg: Any) -> Any:
         "temperature_tuning_length": 16,
         "trainable_position_size": min(cfg.trainable_position_size, max(256, cfg.max_target_length)),
         "query_pre_attn_scalar": min(cfg.query_pre_attn_scalar, 24),
-        "original_max_position_embeddings": 32 if cfg.original_max_position_embeddings else 0,
+        "original_max_position_embeddings": 32 if cfg.rope_type != "default" else 0,
     }
     if cfg.global_head_dim:
         small["global_head_dim"] = 32

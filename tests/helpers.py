@@ -96,7 +96,7 @@ class Toy:
 
     def gradients(self, batch: dict[str, np.ndarray]) -> tuple[dict[str, np.ndarray], dict[str, float]]:
         """(gradient of every parameter by path, metrics of the step) on the host."""
-        grads, metrics, _ = self.run(
+        grads, metrics = self.run(
             lambda p, b: step.gradients(self.cfg, self.layout, p, b), self.params, self.put(batch)
         )
         return by_path(grads), {name: float(value) for name, value in metrics.items()}

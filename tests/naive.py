@@ -45,7 +45,10 @@ def norm(cfg, x, weight):
     if cfg.norm_type == "rms":
         return rms(cfg, x, weight)
     x = x - x.mean(-1, keepdims=True)
-    return x / np.sqrt((x * x).mean(-1, keepdims=True) + cfg.normalization_layer_epsilon) * weight["scale"] + weight["bias"]
+    return (
+        x / np.sqrt((x * x).mean(-1, keepdims=True) + cfg.normalization_layer_epsilon) * weight["scale"]
+        + weight["bias"]
+    )
 
 
 def layer_params(cfg: Any, params: Any) -> list[Any]:
@@ -195,7 +198,11 @@ def latent_attention(cfg, p, x, positions, segments):
     nope, rope, rank = cfg.qk_nope_head_dim, cfg.qk_rope_head_dim, cfg.kv_lora_rank
     turns = [angles(cfg, "global", rope, position) for position in positions]
     compressed = rms(cfg, x @ p["query_a"], p["query_a_norm"]) if cfg.q_lora_rank else None
-    q = np.einsum("sr,rnh->snh", compressed, p["query_b"]) if cfg.q_lora_rank else np.einsum("sd,dnh->snh", x, p["query"])
+    q = (
+        np.einsum("sr,rnh->snh", compressed, p["query_b"])
+        if cfg.q_lora_rank
+        else np.einsum("sd,dnh->snh", x, p["query"])
+    )
     down = x @ p["kv_a"]
     both = np.einsum("sc,cnh->snh", rms(cfg, down[:, :rank], p["kv_a_norm"]), p["kv_b"])
     N = q.shape[1]

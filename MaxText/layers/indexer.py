@@ -86,7 +86,9 @@ def choose(
     def local(scores: Array, mask: Array) -> Array:  # top_k knows no shardings: a wall around it
         ranked = jnp.where(mask, jax.lax.stop_gradient(scores), -jnp.inf)
         _, best = jax.lax.top_k(ranked, cfg.indexer_topk)
-        rows = [jnp.arange(size).reshape(shape) for size, shape in zip(mask.shape, ((-1, 1, 1), (1, -1, 1)), strict=False)]
+        rows = [
+            jnp.arange(size).reshape(shape) for size, shape in zip(mask.shape, ((-1, 1, 1), (1, -1, 1)), strict=False)
+        ]
         return mask & jnp.zeros_like(mask).at[(*rows, best)].set(True)
 
     dims = layout.spec(NARROW)

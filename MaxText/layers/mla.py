@@ -70,9 +70,7 @@ def mla(
     k, v = _expand(layout, spec, params, seen)
     mask, loss = context.masks_BST[spec.reach], None
     if seen.index_BTI is not None and compressed is not None:
-        wanted = indexer.scores(
-            cfg, spec, layout, params["indexer"], x_BSD, compressed, seen.index_BTI, context
-        )
+        wanted = indexer.scores(cfg, spec, layout, params["indexer"], x_BSD, compressed, seen.index_BTI, context)
         mask = indexer.choose(cfg, layout, wanted, mask)
         if cfg.indexer_loss_scaling_factor and context.token_BS is not None:
             loss = indexer.divergence(wanted, q, k, mask, context.token_BS)
