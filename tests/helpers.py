@@ -1,6 +1,7 @@
 """What the tests of the core share: toy models, placed on any mesh of the eight virtual devices, and toy batches.
 
-One toy for all, so that programs are few: width 32, 2 layers, 4 heads on 2 key/value heads, 96 ids, 16 rows of 16 tokens.
+One toy for all, so that programs are few: width 32, 2 layers, 4 heads on 2 key/value heads, 96 ids, 16 rows of 16
+tokens.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ TOY: dict[str, Any] = {
     "global_batch_size": ROWS,
     "dtype": "float32",
     "steps": 10,
+    "scan_layers": True,
     "eval_files": [],
 }
 # Degrees of the meshes on which everything must come out the same.

@@ -60,7 +60,12 @@ def start(folder: Path, environ: dict[str, str], **overrides: Any) -> subprocess
     command = [sys.executable, str(ROOT / "train.py"), *arguments(folder, **{"jax_cache_dir": cache} | overrides)]
     environ = {key: value for key, value in environ.items() if not key.startswith("PYTEST")}
     return subprocess.Popen(
-        command, cwd=ROOT, env=environ | {"JAX_PLATFORMS": "cpu"}, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        command,
+        cwd=ROOT,
+        env=environ | {"JAX_PLATFORMS": "cpu"},
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
     )
 
 

@@ -46,20 +46,46 @@ def reached(everything: dict[str, list[str]], name: str, through_loops: bool) ->
                 yield from reached(everything, callee, through_loops)
 
 
+def devices(shape: str, transposed: str | None = None) -> np.ndarray:
+    """The device numbers 0, 1, ... in "2,4", transposed by "1,0" if given."""
+    dims = [int(n) for n in shape.split(",")]
+    return (
+        np.arange(np.prod(dims))
+        .reshape(dims)
+        .transpose([int(n) for n in transposed.split(",")] if transposed else None)
+    )
+
+
 def group(line: str) -> list[int]:
     """The devices of the first group of a collective, in any of XLA's notations:
-    {{0,1},{2,3}}, [4,2]<=[2,4]T(1,0), mesh['a'=2,'b'=4] {'b'}."""
-    if named := re.search(r"replica_groups=mesh\[(.*?)\] \{(.*?)\}", line):
+    {{0,1},{2,3}}; [4,2]<=[2,4]T(1,0); mesh['a'=2,'b'=4] {'b'}, with device_ids=([4,2]T(1,0)) before the braces."""
+    ids = r"\[([\d,]+)\](?:T\(([\d,]+)\))?"
+    if named := re.search(rf"replica_groups=mesh\[(.*?)\](?:, device_ids=\({ids}\))? \{{(.*?)\}}", line):
         sizes = {name: int(size) for name, size in re.findall(r"'(\w+)'=(\d+)", named[1])}
-        inside = re.findall(r"'(\w+)'", named[2])
-        devices = np.arange(np.prod(list(sizes.values()))).reshape(list(sizes.values()))
-        return devices[tuple(slice(None) if name in inside else 0 for name in sizes)].reshape(-1).tolist()
-    if iota := re.search(r"replica_groups=\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?", line):
-        shape, dims, order = ([int(n) for n in part.split(",")] if part else None for part in iota.groups())
-        return np.arange(np.prod(dims)).reshape(dims).transpose(order).reshape(shape)[0].tolist()
+        shape = ",".join(map(str, sizes.values()))
+        inside = re.findall(r"'(\w+)'", named[4])
+        table = devices(named[2] or shape, named[3]).reshape(list(sizes.values()))
+        return table[tuple(slice(None) if name in inside else 0 for name in sizes)].reshape(-1).tolist()
+    if iota := re.search(rf"replica_groups=\[(\d+),(\d+)\]<={ids}", line):
+        return devices(iota[3], iota[4]).reshape(-1)[: int(iota[2])].tolist()
     listed = re.search(r"replica_groups=\{\{([\d,]+)\}", line)
     assert listed, line
     return [int(n) for n in listed[1].split(",")]
+
+
+@pytest.mark.parametrize(
+    ("notation", "first"),
+    [
+        ("{{0,2},{1,3}}, x", [0, 2]),
+        ("[4,2]<=[8], x", [0, 1]),
+        ("[2,4]<=[4,2]T(1,0), x", [0, 2, 4, 6]),
+        ("mesh['a'=4,'b'=2] {'a'}, x", [0, 2, 4, 6]),
+        ("mesh['a'=4,'b'=2] {'a','b'}, x", [0, 1, 2, 3, 4, 5, 6, 7]),
+        ("mesh['a'=2,'b'=4], device_ids=([4,2]T(1,0)) {'a'}, x", [0, 1]),
+    ],
+)
+def test_notations_of_groups(notation, first):
+    assert group(f"replica_groups={notation}") == first
 
 
 def axes(line: str, mesh: Mesh) -> str:
@@ -74,8 +100,9 @@ def count(lines: Iterator[str], mesh: Mesh) -> Counts:
     for line in lines:
         if call := CALL.search(line):
             arrays = [dims for dims in re.findall(r"\w+\[([\d,]*)\]", call["shape"]) if dims]
-            counts[call["kind"], axes(line, mesh)] += len(arrays)
-    return {key: number for key, number in counts.items() if number}
+            if arrays:
+                counts[call["kind"], axes(line, mesh)] += len(arrays)
+    return dict(counts)
 
 
 def by_place(program: str, mesh: Mesh) -> dict[str, Counts]:
@@ -89,12 +116,14 @@ def by_place(program: str, mesh: Mesh) -> dict[str, Counts]:
     }
 
 
-# A layer has 7 kernels (query, key, value, out, wi_0, wi_1, wo) and 2 norms. ZeRO-3: each kernel is gathered where it is
-# used, forward and backward; its gradient is summed over the batch axes where it is born. Tensor parallelism: `out` and
-# `wo` sum their results forward; backward the five kernels that read the stream each sum their part of its gradient.
+# A layer has 7 kernels (query, key, value, out, wi_0, wi_1, wo) and 2 norms. ZeRO-3: each kernel is gathered where it
+# is used, forward and backward; its gradient is summed over the batch axes where it is born. Tensor parallelism:
+# `out` and `wo` sum their results forward; backward the five kernels that read the stream each sum their part of its
+# gradient.
 # XLA on CPU has no reduce-scatter of a matmul's result: it sums whole (all-reduce) and slices. A TPU scatters.
 # Outside: embedding and head are gathered once; over tensor the looked-up rows, the maximum, sum and pick of the
-# vocabulary [B, S] and the head's input gradient are summed; gradients of head, final norm and embedding over the batch.
+# vocabulary [B, S] and the head's input gradient are summed; over the batch the gradients of head, final norm and
+# embedding.
 FSDP4_TENSOR2 = {
     "forward": {("all-gather", "fsdp"): 7, ("all-reduce", "tensor"): 2},
     "backward": {("all-gather", "fsdp"): 7, ("all-reduce", "tensor"): 5, ("all-reduce", "fsdp"): 7 + 2},
@@ -171,8 +200,13 @@ COMPLAINT = "Involuntary full rematerialization"
 def test_nothing_is_made_whole_for_want_of_a_way():
     environment = {"JAX_ENABLE_COMPILATION_CACHE": "0", "TF_CPP_MIN_LOG_LEVEL": "1", "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
-        [sys.executable, "-c", COMPILES], cwd=ROOT, env=os.environ | environment, text=True,
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=200,
+        [sys.executable, "-c", COMPILES],
+        cwd=ROOT,
+        env=os.environ | environment,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        timeout=200,
     )
     assert done.returncode == 0, done.stdout
     step, bad = done.stdout.split("a bad program:")

@@ -107,7 +107,5 @@ def test_a_projection_is_an_einsum(mesh):
 def test_a_projection_computes_in_the_dtype_of_x_and_keeps_the_gradient_in_that_of_w():
     _, (x, _, dy), (y, dx, dw) = projected({"fsdp": 2}, dtype="bfloat16")
     assert (y.dtype, dx.dtype, dw.dtype) == (jnp.bfloat16, jnp.bfloat16, jnp.float32)
-    exact = np.einsum(
-        "bsd,bsf->df", *(np.asarray(v.astype(jnp.bfloat16)).astype(np.float32) for v in (x, dy))
-    )
+    exact = np.einsum("bsd,bsf->df", *(np.asarray(v.astype(jnp.bfloat16)).astype(np.float32) for v in (x, dy)))
     np.testing.assert_allclose(dw, exact, atol=1e-3)  # accumulated in float32, not rounded to bfloat16

@@ -48,7 +48,8 @@ def by_the_rule(step: int, kind: str, total: int, warmup: int, decay: int, linea
     ],
 )
 def test_every_step_by_the_rule(overrides, warmup, decay):
-    kind, linear = overrides["lr_schedule_type"], overrides["lr_schedule_type"] == "wsd" and "wsd_decay_style" not in overrides
+    kind = overrides["lr_schedule_type"]
+    linear = kind == "wsd" and "wsd_decay_style" not in overrides
     wanted = [by_the_rule(step, kind, 40, warmup, decay, linear) for step in range(50)]
     np.testing.assert_allclose(rates(**overrides), wanted, rtol=1e-5, atol=1e-12)
 
@@ -129,7 +130,9 @@ def test_adamw_against_numpy(decay):
     mask = optimizer.decay_mask(made.plan.tree)
     wanted = jax.tree.map(
         lambda decays, p, *gs: numpy_adamw(p.astype(np.float64), gs, 0.01, 0.8, 0.9, 1e-6, decay * decays),
-        mask, start, *draws,
+        mask,
+        start,
+        *draws,
     )
     jax.tree.map(lambda found, want: np.testing.assert_allclose(found, want, rtol=2e-4, atol=1e-5), params, wanted)
 

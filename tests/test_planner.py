@@ -28,7 +28,11 @@ def refused(id: str, *words: object):
     [
         (8, {}, {"fsdp": 8}),
         (8, {"ici_tensor_parallelism": 2}, {"fsdp": 4, "tensor": 2}),
-        (8, {"ici_fsdp_parallelism": 2, "ici_data_parallelism": -1, "ici_tensor_parallelism": 2}, MESHES["data2-fsdp2-tensor2"]),
+        (
+            8,
+            {"ici_fsdp_parallelism": 2, "ici_data_parallelism": -1, "ici_tensor_parallelism": 2},
+            MESHES["data2-fsdp2-tensor2"],
+        ),
         (1, {}, {}),
         (6, {"ici_tensor_parallelism": 2}, {"fsdp": 3, "tensor": 2}),
     ],

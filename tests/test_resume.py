@@ -44,7 +44,9 @@ def test_stopped_and_resumed_is_unbroken(unbroken, tmp_path, at):
     assert kept(tmp_path)[-1] == at
     assert run(tmp_path, **WHOLE, start="resume") == 0
     assert steps_only(tmp_path) == steps_only(unbroken)
-    assert [r for r in records(tmp_path) if "eval_loss" in r][-1] == [r for r in records(unbroken) if "eval_loss" in r][-1]
+    assert [r for r in records(tmp_path) if "eval_loss" in r][-1] == [r for r in records(unbroken) if "eval_loss" in r][
+        -1
+    ]
 
 
 def steps_only(folder: Path) -> list[dict]:
@@ -75,7 +77,9 @@ def test_a_damaged_checkpoint_is_passed_over(unbroken, halfway, capsys):
     assert records(halfway) == records(unbroken)
 
 
-@pytest.mark.parametrize("mesh", [{"ici_fsdp_parallelism": 4, "ici_tensor_parallelism": 2}, {"ici_data_parallelism": 4}])
+@pytest.mark.parametrize(
+    "mesh", [{"ici_fsdp_parallelism": 4, "ici_tensor_parallelism": 2}, {"ici_data_parallelism": 4}]
+)
 def test_resumed_on_another_mesh(unbroken, halfway, mesh):
     """Another order of summing: equal to a few digits, not to the bit."""
     assert run(halfway, **WHOLE, **mesh) == 0

@@ -98,7 +98,9 @@ def test_a_feature_that_changes_the_model_changes_the_gradient(reference):
 def test_gradients_are_the_slope_of_the_loss():
     """Central difference of the loss along the gradient, in float32."""
     made = toy(**Z)
-    grads, metrics = made.run(lambda p, b: step.gradients(made.cfg, made.layout, p, b), made.params, made.put(BATCH))
+    grads, metrics, *_ = made.run(
+        lambda p, b: step.gradients(made.cfg, made.layout, p, b), made.params, made.put(BATCH)
+    )
     norm = float(np.sqrt(sum((g**2).sum() for g in by_path(grads).values())))
 
     def loss_at(distance):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import math
-import os
 import signal
 import subprocess
 import sys
@@ -17,7 +16,7 @@ import yaml
 
 from MaxText import goodput
 from MaxText.train import main
-from tests.runs import ROOT, arguments, kept, records, run, start, tree
+from tests.runs import ROOT, kept, records, run, start, tree
 
 
 def refused(capsys, folder: Path, code: int, *words: str, **overrides) -> str:
@@ -49,17 +48,24 @@ def finished(tmp_path_factory):
 def test_the_start_says_what_will_happen(finished):
     folder, said = finished
     screen = said[: said.index("compiled:")]
-    for word in (f"toy in {folder}/toy", "FRESH, seed 0", "parameters, all active", "fsdp=8", "16 rows x 16 = 256 tokens",
-                 "emma.txt", "persuasion.txt", "float32", "byte", "weight decay", "log.txt"):  # fmt: skip
+    where = [f"toy in {folder}/toy", "FRESH, seed 0", "log.txt", "emma.txt", "persuasion.txt"]
+    what = ["parameters, all active", "fsdp=8", "16 rows x 16 = 256 tokens", "float32", "byte", "weight decay"]
+    for word in where + what:
         assert word in screen, word
 
 
 def test_the_lines_and_the_end(finished):
     folder, said = finished
     assert [line.split(",")[0] for line in said.splitlines() if line.startswith("completed step")] == [
-        f"completed step: {n}" for n in (0, 2, 4, 5)
-    ] or "completed step: 0" in said
-    for word in ("held-out loss after 6 steps", "nats/byte", "--- sample, greedy ---\nIt is a truth", f"{folder}/toy/checkpoints/6", "steps=12"):
+        f"completed step: {n}" for n in (0, 1, 3, 5)
+    ]
+    for word in (
+        "held-out loss after 6 steps",
+        "nats/byte",
+        "--- sample, greedy ---\nIt is a truth",
+        f"{folder}/toy/checkpoints/6",
+        "steps=12",
+    ):
         assert word in said, word
 
 
@@ -73,7 +79,9 @@ def test_the_metrics_of_every_step(finished):
         assert line["total_weights"] == 256 and line["seconds"] > 0 and line["grad_norm"] > 0
         assert line["loss"] == pytest.approx(line["lm_loss"] + line["z_loss"])
         assert line["tokens_per_second_per_device"] == pytest.approx(256 / line["seconds"] / 8)
-    assert steps[0]["loss"] == pytest.approx(math.log(288), rel=0.2) and steps[0]["learning_rate"] == pytest.approx(3e-3)
+    assert steps[0]["loss"] == pytest.approx(math.log(288), rel=0.2) and steps[0]["learning_rate"] == pytest.approx(
+        3e-3
+    )
     assert [line["step"] for line in lines if "eval_loss" in line] == [5]
 
 
@@ -163,7 +171,12 @@ def test_a_folder_that_cannot_be_made_is_refused(tmp_path, capsys, enable):
 
 @pytest.mark.parametrize("period", [1000, 1], ids=["", "saved-each-step"])
 def test_a_loss_that_is_not_finite_ends_the_run_and_nothing_bad_is_saved(tmp_path, capsys, period):
-    how = {"learning_rate": 1e30, "warmup_steps_fraction": 0.2, "checkpoint_period": period, "gradient_clipping_threshold": 0}
+    how = {
+        "learning_rate": 1e30,
+        "warmup_steps_fraction": 0.2,
+        "checkpoint_period": period,
+        "gradient_clipping_threshold": 0,
+    }
     assert run(tmp_path, **how) == 6
     captured = capsys.readouterr()
     assert "is nan at step" in captured.err or "is inf at step" in captured.err
@@ -192,7 +205,7 @@ def processes_end(process: subprocess.Popen[str], seconds: float = 90) -> tuple[
 
 
 def test_sigterm_to_a_process(tmp_path, clean_environ):
-    """In a process of its own, with nothing of the tests' environment: saved, said, and continued by the same command."""
+    """In a process of its own, with nothing of the tests' environment: saved and said."""
     how = {"steps": 4000, "checkpoint_period": 10_000, "num_epoch": -1, "eval_files": [], "ici_fsdp_parallelism": 2}
     how |= {"learning_rate_schedule_steps": 4000}
     process = start(tmp_path, clean_environ, **how)
@@ -220,8 +233,6 @@ def test_a_thousand_steps_on_eight_devices_do_not_hang(tmp_path, clean_environ):
     code, out, err = processes_end(start(tmp_path, clean_environ, **how), 150)
     assert code == 0, err
     assert "fsdp=4 x tensor=2" in out and len(records(tmp_path)) == 1000 and kept(tmp_path) == [1000]
-
-
 
 
 @pytest.fixture

@@ -67,7 +67,5 @@ def test_bfloat16_softmax_is_in_float32():
 
 def test_mask_is_causal_within_one_document():
     found = np.asarray(attention.causal_mask(jnp.asarray(SEGMENTS)))
-    wanted = [
-        [[t <= s and row[s] == row[t] for t in range(len(row))] for s in range(len(row))] for row in SEGMENTS
-    ]
+    wanted = [[[t <= s and row[s] == row[t] for t in range(len(row))] for s in range(len(row))] for row in SEGMENTS]
     np.testing.assert_array_equal(found, wanted)
