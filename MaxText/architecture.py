@@ -1,8 +1,8 @@
 """From config to layers: one pure function that says what each layer of the stack is.
 
-`layers(cfg)` lists a `LayerSpec` for every layer, from the embedding up; `segments(cfg)` folds that list into repeats of
-patterns. Parameters, forward pass, cache and FLOPs all derive from these records, so a family is a set of values here
-and never a name.
+`layers(cfg)` lists a `LayerSpec` for every layer, from the embedding up; `segments(cfg)` folds that list into repeats
+of patterns. Parameters, forward pass, cache and FLOPs all derive from these records, so a family is a set of values
+here and never a name.
 """
 
 from __future__ import annotations
@@ -239,7 +239,7 @@ def fold(specs: Sequence[LayerSpec]) -> list[tuple[int, tuple[LayerSpec, ...]]]:
 
 
 def segments(cfg: Any) -> tuple[Segment, ...]:
-    """The stack as segments, from the embedding up; named `layers`, or `layers_0`, `layers_1`, ... if there are several."""
+    """The stack as segments, from the embedding up; named `layers`, or `layers_0`, `layers_1`, ... if several."""
     folded = fold(layers(cfg))
     found, first = [], 0
     for number, (repeats, pattern) in enumerate(folded):

@@ -1,7 +1,7 @@
 """Which experts a token passes, with which weights, and the statistics that balance them.
 
-More letters: E experts, k experts per token. Everything here is float32. A token chooses by *scores*; the correction bias
-(DeepSeek-V3, arXiv:2412.19437) changes the choice alone, never the weights, and no gradient reaches it."""
+More letters: E experts, k experts per token. Everything here is float32. A token chooses by *scores*; the correction
+bias (DeepSeek-V3, arXiv:2412.19437) changes the choice alone, never the weights, and no gradient reaches it."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ class Routing(NamedTuple):
     """Sums over the real tokens of a batch; all of them add up over microbatches.
 
     `load` counts the tokens that chose each expert; `probability` sums what the router gave each, a distribution per
-    token. `sequence_balance` is the balance loss of each row times its tokens; `z_squared` sums (log Z)^2 of the router;
-    `dropped` counts choices beyond an expert's capacity."""
+    token. `sequence_balance` is the balance loss of each row times its tokens; `z_squared` sums (log Z)^2 of the
+    router; `dropped` counts choices beyond an expert's capacity."""
 
     load_E: Int[Array, " E"]
     probability_E: Float[Array, " E"]
