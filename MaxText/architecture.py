@@ -2,14 +2,15 @@
 
 `layers(cfg)` lists a `LayerSpec` for every layer, from the embedding up; `segments(cfg)` folds that list into repeats
 of patterns. Parameters, forward pass, cache and FLOPs all derive from these records, so a family is a set of values
-here and never a name."""
+here and never a name.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, cast
+from typing import Any, Literal, NamedTuple
 
 LONGEST_PATTERN = 16
 
@@ -100,9 +101,7 @@ def reaches(cfg: Any) -> list[Reach]:
     """What the queries of each layer see."""
     kinds = cfg.layer_pattern or ("global" if cfg.attention_type == "mla" else cfg.attention_type,)
     sizes = {"global": 0, "local_sliding": cfg.sliding_window_size, "chunk": cfg.chunk_attn_window_size}
-    return [
-        Reach(cast(Any, kinds[i % len(kinds)]), sizes[kinds[i % len(kinds)]]) for i in range(cfg.num_decoder_layers)
-    ]
+    return [Reach(kinds[i % len(kinds)], sizes[kinds[i % len(kinds)]]) for i in range(cfg.num_decoder_layers)]
 
 
 def _stretched(cfg: Any, reach: Reach) -> dict[str, Any]:
@@ -240,8 +239,7 @@ def fold(specs: Sequence[LayerSpec]) -> list[tuple[int, tuple[LayerSpec, ...]]]:
 
 
 def segments(cfg: Any) -> tuple[Segment, ...]:
-    """The stack as segments, from the embedding up; named `layers`, or `layers_0`, `layers_1`, ... if there are
-    several."""
+    """The stack as segments, from the embedding up; named `layers`, or `layers_0`, `layers_1`, ... if several."""
     folded = fold(layers(cfg))
     found, first = [], 0
     for number, (repeats, pattern) in enumerate(folded):

@@ -72,8 +72,7 @@ def _moved_at(tree: Any, path: list[str], load: Array, rate: float) -> Any:
 
 
 def summary(step_loads: Loads, dropped: Int[Array, ""]) -> dict[str, Float[Array, ""]]:
-    """For the metrics: the busiest expert's load over the mean, in its worst layer; and the share of choices
-    dropped."""
+    """For the metrics: the busiest expert's load over the mean, in the worst layer; the share of choices dropped."""
     if not step_loads:
         return {}
     every = jnp.concatenate([load.reshape(-1, load.shape[-1]) for load in step_loads.values()]).astype(jnp.float32)

@@ -81,9 +81,9 @@ def _declare_further(cfg: Any) -> dict[str, Any]:
     }
 
 
-def shift(x_BS: Int[Array, "B S"], by: int) -> Int[Array, "B S"]:
+def shift(x_BS: Int[Array, "*batch S"], by: int) -> Int[Array, "*batch S"]:
     """x[s + by] at s; zeros at the end."""
-    return jnp.pad(x_BS[:, by:], ((0, 0), (0, by)))
+    return jnp.pad(x_BS[..., by:], [(0, 0)] * (x_BS.ndim - 1) + [(0, by)])
 
 
 def _further(

@@ -35,7 +35,6 @@ TOY: dict[str, Any] = {
     "global_batch_size": ROWS,
     "dtype": "float32",
     "steps": 10,
-    "scan_layers": True,
     "eval_files": [],
 }
 # Degrees of the meshes on which everything must come out the same.

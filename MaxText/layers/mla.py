@@ -23,8 +23,7 @@ NARROW: Axes = ("activation_batch", "activation_length", None)
 
 
 class LatentCache(NamedTuple):
-    """The normed latent and the rotated shared key of the tokens so far, and the keys of the indexer if there is
-    one."""
+    """The normed latent and the rotated shared key of the tokens so far, and the indexer's keys if there is one."""
 
     latent_BTC: Float[Array, "B T C"]
     key_BTP: Float[Array, "B T P"]

@@ -96,8 +96,7 @@ def _experts(
         rows = layout.axes("activation_batch") if capacity else ()
         return jax.lax.psum(y, split) if split else y, jax.lax.psum(dropped, rows) if rows else dropped
 
-    choices: Any = layout.spec(CHOICES)
-    tokens = Choice(choices, choices)
+    tokens = Choice(layout.spec(CHOICES), layout.spec(CHOICES))
     in_specs = ({n: layout.spec(dims[n]) for n in weights}, layout.spec(STREAM), tokens, layout.spec(TOKENS))
     return jax.shard_map(local, in_specs=in_specs, out_specs=(layout.spec(STREAM), layout.spec(())))(
         weights, x_BSD, choice, token_BS
@@ -121,8 +120,7 @@ def _capacity(cfg: Any, length: int) -> int:
 def _feed_forward(
     cfg: Any, weights: dict[str, Array], x: Array, matmul: Callable[..., Array], of_expert: Callable[[Array], Array]
 ) -> Array:
-    """The experts' feed-forward: `matmul` multiplies rows by their expert's matrix, `of_expert` lays out their
-    biases."""
+    """The experts' feed-forward: `matmul` multiplies rows by their expert's matrix, `of_expert` lays out biases."""
 
     def linear(rows: Array, name: str) -> Array:
         y = checkpoint_name(matmul(rows, weights[name]), f"moe_mlp{name}")
