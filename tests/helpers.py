@@ -29,6 +29,7 @@ TOY: dict[str, Any] = {
     "head_dim": 8,
     "base_mlp_dim": 48,
     "base_num_decoder_layers": 2,
+    "scan_layers": True,
     "vocab_size": VOCAB,
     "max_target_length": LENGTH,
     "global_batch_size": ROWS,
@@ -97,7 +98,7 @@ class Toy:
 
     def gradients(self, batch: dict[str, np.ndarray]) -> tuple[dict[str, np.ndarray], dict[str, float]]:
         """(gradient of every parameter by path, metrics of the step) on the host."""
-        grads, metrics, *_ = self.run(
+        grads, metrics = self.run(
             lambda p, b: step.gradients(self.cfg, self.layout, p, b), self.params, self.put(batch)
         )
         return by_path(grads), {name: float(value) for name, value in metrics.items()}

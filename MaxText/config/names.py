@@ -71,7 +71,8 @@ _BY_SENTENCE: dict[str, str] = {
     "use ici_context_parallelism; how the sequence is split is not a setting": "context_parallel_*",
     # experts
     "experts are multiplied group by group without dropping, unless capacity_factor is above 0": """
-        sparse_matmul megablox ragged_buffer_factor use_tokamax_gmm use_gmm_v2 num_moe_token_chunks num_moe_emb_chunks""",
+        sparse_matmul megablox ragged_buffer_factor use_tokamax_gmm use_gmm_v2 num_moe_token_chunks
+        num_moe_emb_chunks""",
     "use dataset_type=synthetic for a run that measures speed": "use_random_routing",
     "how experts are sharded follows from the ici degrees": """
         use_ring_of_experts shard_exp_on_fsdp use_2d_fsdp_sharding moe_fsdp_use_two_stage_all_gather""",
@@ -112,7 +113,7 @@ _BY_SENTENCE: dict[str, str] = {
     # optimizer
     "decay falls on matrices, not on norms; set adam_weight_decay": "adamw_mask",
     "all parameters are trained; leave it out": "trainable_parameters_mask",
-    "use muon_beta and muon_weight_decay": "muon_consistent_rms",
+    "opt_type is adamw or sgd": "muon_*",
     "use gradient_clipping_threshold": "skip_step_*",
     "use dcn_data_parallelism": "enable_diloco diloco_* num_diloco_replicas",
     "use learning_rate_final_fraction": "cosine_learning_rate_final_fraction",
@@ -151,7 +152,29 @@ _BY_SENTENCE: dict[str, str] = {
 }
 
 # A model file in MaxText's vocabulary may hold these: they say nothing about the function of the text decoder.
-NOT_THE_MODEL = ["*_for_vit", "vision_*", "image_placeholder*", "use_multimodal", "use_bidirectional_image_attn", "ple_pad_*", "use_clipped_linears_for_vit", "enable_dropout", "use_iota_embed", "fused_qkv", "fused_mlp", "inhomogeneous_layer_cycle_interval", "float32_*", "activations_in_float32", "logits_dot_in_fp32", "cast_logits_to_fp32", "sparse_matmul", "megablox", "tokenizer_type", "tokenizer_path", "scan_layers"]
+NOT_THE_MODEL = [
+    "*_for_vit",
+    "vision_*",
+    "image_placeholder*",
+    "use_multimodal",
+    "use_bidirectional_image_attn",
+    "ple_pad_*",
+    "use_clipped_linears_for_vit",
+    "enable_dropout",
+    "use_iota_embed",
+    "fused_qkv",
+    "fused_mlp",
+    "inhomogeneous_layer_cycle_interval",
+    "float32_*",
+    "activations_in_float32",
+    "logits_dot_in_fp32",
+    "cast_logits_to_fp32",
+    "sparse_matmul",
+    "megablox",
+    "tokenizer_type",
+    "tokenizer_path",
+    "scan_layers",
+]
 
 NOT_OFFERED: dict[str, str] = {name: text for text, names in _BY_SENTENCE.items() for name in names.split()}
 """Keys that people know from other versions (patterns with `*`) → one sentence: what to do instead."""

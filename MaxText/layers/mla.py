@@ -1,5 +1,5 @@
-"""Multi-head latent attention (DeepSeek-V2, 2024, arXiv:2405.04434): keys and values are made from one narrow vector per
-token, which alone is cached, beside a rotated key that all heads share.
+"""Multi-head latent attention (DeepSeek-V2, 2024, arXiv:2405.04434): keys and values are made from one narrow vector
+per token, which alone is cached, beside a rotated key that all heads share.
 
 More letters: R query latent, C key/value latent, P rotated part of a head."""
 
@@ -23,7 +23,8 @@ NARROW: Axes = ("activation_batch", "activation_length", None)
 
 
 class LatentCache(NamedTuple):
-    """The normed latent and the rotated shared key of the tokens so far, and the keys of the indexer if there is one."""
+    """The normed latent and the rotated shared key of the tokens so far, and the keys of the indexer if there is
+    one."""
 
     latent_BTC: Float[Array, "B T C"]
     key_BTP: Float[Array, "B T P"]
@@ -70,9 +71,7 @@ def mla(
     k, v = _expand(layout, spec, params, seen)
     mask, loss = context.masks_BST[spec.reach], None
     if seen.index_BTI is not None and compressed is not None:
-        wanted = indexer.scores(
-            cfg, spec, layout, params["indexer"], x_BSD, compressed, seen.index_BTI, context
-        )
+        wanted = indexer.scores(cfg, spec, layout, params["indexer"], x_BSD, compressed, seen.index_BTI, context)
         mask = indexer.choose(cfg, layout, wanted, mask)
         if cfg.indexer_loss_scaling_factor and context.token_BS is not None:
             loss = indexer.divergence(wanted, q, k, mask, context.token_BS)
