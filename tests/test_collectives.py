@@ -49,11 +49,8 @@ def reached(everything: dict[str, list[str]], name: str, through_loops: bool) ->
 def devices(shape: str, transposed: str | None = None) -> np.ndarray:
     """The device numbers 0, 1, ... in "2,4", transposed by "1,0" if given."""
     dims = [int(n) for n in shape.split(",")]
-    return (
-        np.arange(np.prod(dims))
-        .reshape(dims)
-        .transpose([int(n) for n in transposed.split(",")] if transposed else None)
-    )
+    order = [int(n) for n in transposed.split(",")] if transposed else range(len(dims))
+    return np.arange(np.prod(dims)).reshape(dims).transpose(order)
 
 
 def group(line: str) -> list[int]:
