@@ -2,8 +2,8 @@
 
 score[s, t] = sum over heads of weight[s, head] * relu(query[s, head] . key[t] / sqrt(I)). The choice has no gradient;
 with `indexer_loss_scaling_factor` the indexer learns by itself to score as attention attends, from inputs without
-gradient. The reference also turns queries and keys by one Hadamard matrix, for 8-bit numbers; their products do not change, and
-it is left out.
+gradient. The reference also turns queries and keys by one Hadamard matrix, for 8-bit numbers; their products do not
+change, and it is left out.
 
 More letters: X heads of the indexer, I their width, R query latent."""
 
