@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, cast
 
 LONGEST_PATTERN = 16
 
@@ -101,7 +101,9 @@ def reaches(cfg: Any) -> list[Reach]:
     """What the queries of each layer see."""
     kinds = cfg.layer_pattern or ("global" if cfg.attention_type == "mla" else cfg.attention_type,)
     sizes = {"global": 0, "local_sliding": cfg.sliding_window_size, "chunk": cfg.chunk_attn_window_size}
-    return [Reach(kinds[i % len(kinds)], sizes[kinds[i % len(kinds)]]) for i in range(cfg.num_decoder_layers)]
+    return [
+        Reach(cast(Any, kinds[i % len(kinds)]), sizes[kinds[i % len(kinds)]]) for i in range(cfg.num_decoder_layers)
+    ]
 
 
 def _stretched(cfg: Any, reach: Reach) -> dict[str, Any]:

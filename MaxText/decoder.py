@@ -140,7 +140,8 @@ def _of_segment(segment: Segment, own_LBSP: Array | None) -> Array | None:
 
 def _run(cfg: Any, layout: Layout, params: Any, x: Array, own: Array | None, context: Context, caches: Any = None):
     """(the stream after the last layer, {path of a layer: its Side, stacked over repeats})."""
-    all_sides, lent = {}, {}
+    all_sides: dict[str, Any] = {}
+    lent: dict[Any, Any] = {}
     for segment in segments(cfg):
         stack_caches = None if caches is None else caches[segment.name]
         x, sides = _run_segment(

@@ -100,7 +100,7 @@ def make_train_step(cfg: Any, layout: Layout, tx: optax.GradientTransformation) 
 
     def train_step(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
         grads, metrics, loads = _gradients(cfg, layout, state.params, batch)
-        norm = optax.global_norm(grads)
+        norm = optax.tree.norm(grads)
         grads = optimizer.clip_by_global_norm(grads, norm, cfg.gradient_clipping_threshold)
         direction, opt_state = tx.update(grads, state.opt_state, state.params)
         rate = rate_at(state.step)

@@ -113,7 +113,7 @@ _BY_SENTENCE: dict[str, str] = {
     # optimizer
     "decay falls on matrices, not on norms; set adam_weight_decay": "adamw_mask",
     "all parameters are trained; leave it out": "trainable_parameters_mask",
-    "use muon_beta and muon_weight_decay": "muon_consistent_rms",
+    "opt_type is adamw or sgd": "muon_*",
     "use gradient_clipping_threshold": "skip_step_*",
     "use dcn_data_parallelism": "enable_diloco diloco_* num_diloco_replicas",
     "use learning_rate_final_fraction": "cosine_learning_rate_final_fraction",

@@ -96,7 +96,8 @@ def _experts(
         rows = layout.axes("activation_batch") if capacity else ()
         return jax.lax.psum(y, split) if split else y, jax.lax.psum(dropped, rows) if rows else dropped
 
-    tokens = Choice(layout.spec(CHOICES), layout.spec(CHOICES))
+    choices: Any = layout.spec(CHOICES)
+    tokens = Choice(choices, choices)
     in_specs = ({n: layout.spec(dims[n]) for n in weights}, layout.spec(STREAM), tokens, layout.spec(TOKENS))
     return jax.shard_map(local, in_specs=in_specs, out_specs=(layout.spec(STREAM), layout.spec(())))(
         weights, x_BSD, choice, token_BS

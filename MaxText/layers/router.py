@@ -79,7 +79,8 @@ def choose(cfg: Any, layout: Layout, params: dict[str, Array], logits_BSE: Float
         weight_BSk = _weights(cfg, jnp.take_along_axis(scores_BSE, expert_BSk, axis=-1))
         return Choice(expert_BSk, weight_BSk * scale_E[expert_BSk])
 
-    tokens, whole = layout.spec(LOGITS), layout.spec((None,))
+    tokens: Any = layout.spec(LOGITS)
+    whole = layout.spec((None,))
     return jax.shard_map(local, in_specs=(tokens, whole, whole), out_specs=Choice(tokens, tokens))(
         logits_BSE, bias_E, scale_E
     )
