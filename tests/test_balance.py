@@ -29,8 +29,10 @@ EVERYTHING = {
 GLOBAL = EVERYTHING | {"load_balance_loss_type": "global"}
 
 
-def train(cfg, parts=1, steps=2, **degrees):
-    """(parameters, metrics) after a few steps on eight rows in `parts` microbatches."""
+def train(cfg, parts=1, steps=1, **degrees):
+    """(parameters, metrics) after a few steps on eight rows in `parts` microbatches.
+
+    One step as a rule: after it rounding may turn a choice of the indexer or the router, which nothing can undo."""
     world, layout = toy.mesh(**degrees)
     with jax.set_mesh(world):
         params = toy.place(cfg, toy.hot(cfg), world, layout)
@@ -54,20 +56,33 @@ def reference(model_name, kind):
     return train(toy.small(model_name, **EVERYTHING | {"load_balance_loss_type": kind}))
 
 
-@pytest.mark.parametrize("kind", ["global", "sequence"])
-@pytest.mark.parametrize("how", [{"parts": 4}, {"data": 2, "fsdp": 2, "tensor": 2}, {"parts": 2, "fsdp": 4}])
+def slow(*values):
+    return pytest.param(*values, marks=pytest.mark.slow)
+
+
+@pytest.mark.parametrize(
+    ("kind", "how"),
+    [
+        ("global", {"parts": 4}),
+        slow("global", {"data": 2, "fsdp": 2, "tensor": 2}),
+        slow("global", {"parts": 2, "fsdp": 4}),
+        slow("sequence", {"parts": 4}),
+        ("sequence", {"data": 2, "fsdp": 2, "tensor": 2}),
+    ],
+)
 def test_deepseek_is_the_same_however_it_is_cut(kind, how):
     cfg = toy.small("deepseek-v3.2-671b", **EVERYTHING | {"load_balance_loss_type": kind})
     same(reference("deepseek-v3.2-671b", kind), train(cfg, **how))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("change", [{"scan_layers": False}, {"remat_policy": "full"}, {"remat_policy": "minimal"}])
 def test_deepseek_is_the_same_unrolled_and_rematerialised(change):
     cfg = toy.small("deepseek-v3.2-671b", **GLOBAL, **change)
     same(reference("deepseek-v3.2-671b", "global"), train(cfg))
 
 
-@pytest.mark.parametrize("capacity_factor", [-1.0, 0.75])
+@pytest.mark.parametrize("capacity_factor", [0.75, slow(-1.0)])
 def test_biased_experts_are_the_same_on_a_mesh(capacity_factor):
     changes = {name: value for name, value in GLOBAL.items() if not name.startswith(("routed", "indexer", "mtp"))}
     cfg = toy.small("gpt-oss-20b", capacity_factor=capacity_factor, **changes)
