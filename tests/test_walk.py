@@ -169,23 +169,26 @@ def test_a_folder_that_cannot_be_made_is_refused(tmp_path, capsys, enable):
 # --- endings that are not the last step
 
 
-@pytest.mark.parametrize("period", [1000, 1], ids=["", "saved-each-step"])
-def test_a_loss_that_is_not_finite_ends_the_run_and_nothing_bad_is_saved(tmp_path, capsys, period):
-    how = {
-        "learning_rate": 1e30,
-        "warmup_steps_fraction": 0.2,
-        "checkpoint_period": period,
-        "gradient_clipping_threshold": 0,
-    }
-    assert run(tmp_path, **how) == 6
+NOT_FINITE = {"learning_rate": 1e30, "warmup_steps_fraction": 0.2, "gradient_clipping_threshold": 0}
+
+
+def test_a_loss_that_is_not_finite_ends_the_run_and_nothing_is_saved(tmp_path, capsys):
+    assert run(tmp_path, checkpoint_period=1000, **NOT_FINITE) == 6
     captured = capsys.readouterr()
     assert "is nan at step" in captured.err or "is inf at step" in captured.err
     assert "Traceback" not in captured.err and "learning_rate" in captured.err
     bad = int(captured.err.split("at step ")[1].split(",")[0])
     assert bad == next(r["step"] for r in records(tmp_path) if not math.isfinite(r["loss"] + r["grad_norm"]))
-    # The update of the step before made the parameters bad; whatever was saved was measured to be good before.
-    assert all(step <= bad for step in kept(tmp_path))
-    assert period == 1 or kept(tmp_path) == []
+    assert kept(tmp_path) == []
+
+
+def test_parameters_that_an_update_blew_up_are_not_saved(tmp_path, capsys):
+    """Saved after each step: the update that made them bad is in no loss yet."""
+    assert run(tmp_path, checkpoint_period=1, **NOT_FINITE) == 6
+    captured = capsys.readouterr()
+    assert "Traceback" not in captured.err and "norm of the parameters" in captured.err
+    blown = int(captured.err.split("after ")[1].split(" steps")[0])
+    assert kept(tmp_path) and all(step < blown for step in kept(tmp_path))
 
 
 def test_a_run_may_go_on_regardless(tmp_path):
