@@ -155,7 +155,7 @@ def test_an_empty_text_is_refused(tmp_path, capsys):
 
 def test_data_that_end_too_early_are_refused_before_the_first_step(tmp_path, capsys):
     (tmp_path / "short.txt").write_text("A short text. " * 40)
-    message = refused(capsys, tmp_path, 5, "steps", train_files=[tmp_path / "short.txt"])
+    message = refused(capsys, tmp_path, 5, "steps", train_files=[tmp_path / "short.txt"], num_epoch=1)
     assert "2" in message and "6" in message
 
 

@@ -270,7 +270,7 @@ class Data(Group):
     eval_files: Files = key(("builtin:austen/persuasion.txt",), "text files held out; [] = none")
     packing: bool = key(True, "put several documents into one row")
     packing_type: Literal["concat_then_split"] = key("concat_then_split", "how rows are filled")
-    num_epoch: SizeOrMinusOne = key(1, "times through the training data; -1 = for ever")
+    num_epoch: SizeOrMinusOne = key(4, "passes over the training data, after which it has run out; -1 = for ever")
     enable_data_shuffling: bool = key(True, "shuffle the rows, anew in each epoch")
     data_shuffle_seed: Count = key(0, "seed of the shuffle")
     tokenizer_type: Literal["byte"] = key("byte", "byte = ids 0-255 are bytes, 256 begins and 257 ends a document")
