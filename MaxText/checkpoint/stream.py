@@ -104,7 +104,7 @@ class Reader:
     def read(self, name: str, index: int | None = None) -> np.ndarray:
         """An array, or its slice at `index` of the first dim."""
         leaf, full = self.leaf(name), self._prefix + name
-        dtype, count = _dtype(leaf.dtype), math.prod(leaf.shape)
+        dtype, count = numpy_dtype(leaf.dtype), math.prod(leaf.shape)
         file = self._folder / "state" / tree.folder_name(full) / _chunk(leaf.shape)
         if not file.is_file() or file.stat().st_size != count * dtype.itemsize:  # in several chunks
             whole = arrays.read(self._folder / "state", {full: leaf})[full]
@@ -116,7 +116,8 @@ class Reader:
         return np.fromfile(file, dtype, each, offset=index * each * dtype.itemsize).reshape(shape)
 
 
-def _dtype(name: str) -> np.dtype:
+def numpy_dtype(name: str) -> np.dtype:
+    """The type that a manifest calls `name`."""
     import ml_dtypes
 
     return np.dtype(getattr(ml_dtypes, name, name))
