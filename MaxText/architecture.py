@@ -252,3 +252,53 @@ def segments(cfg: Any) -> tuple[Segment, ...]:
 def further_prediction(cfg: Any) -> LayerSpec:
     """The layer that each further prediction (mtp_num_layers) adds: one like the last of the stack."""
     return layers(cfg)[-1]
+
+
+def scale_down(cfg: Any) -> Any:
+    """The same architecture, small enough for a laptop's second: every feature stays, every size shrinks.
+
+    The rule: width 64, heads of 16 (global ones 32 where they differ), four query heads with as many key/value heads as
+    keep the kind (all, half, one); windows of 8, chunks of 16; eight experts, two per token (one where there was one);
+    two repeats of the layer pattern after at most one dense layer; the vocabulary of the byte tokenizer.
+    """
+    period = math.lcm(len(cfg.layer_pattern) or 1, cfg.interleave_moe_layer_step, max(cfg.nope_layer_interval, 1))
+    dense = min(cfg.first_num_dense_layers, 1)
+    layers = dense + 2 * period
+    small: dict[str, Any] = {
+        "global_parameter_scale": 1,
+        "base_emb_dim": 64,
+        "base_num_query_heads": 4,
+        "base_num_kv_heads": _kept_kind(cfg.num_query_heads, cfg.num_kv_heads),
+        "head_dim": 16,
+        "base_mlp_dim": 96,
+        "base_num_decoder_layers": -(-layers // cfg.layers_per_decoder_layer),
+        "first_num_dense_layers": dense,
+        "vocab_size": 288,
+        "sliding_window_size": 8 if cfg.sliding_window_size else 0,
+        "chunk_attn_window_size": 16 if cfg.chunk_attn_window_size else 0,
+        "num_kv_shared_layers": period if cfg.num_kv_shared_layers else 0,
+        "hidden_size_per_layer_input": 16 if cfg.hidden_size_per_layer_input else 0,
+        "vocab_size_per_layer_input": 0,
+        "temperature_tuning_length": 16,
+        "trainable_position_size": min(cfg.trainable_position_size, max(256, cfg.max_target_length)),
+        "query_pre_attn_scalar": min(cfg.query_pre_attn_scalar, 24),
+        "original_max_position_embeddings": 32 if cfg.rope_type != "default" else 0,
+    }
+    if cfg.global_head_dim:
+        small["global_head_dim"] = 32
+    if cfg.global_num_kv_heads:
+        small["global_num_kv_heads"] = _kept_kind(cfg.num_query_heads, cfg.global_num_kv_heads)
+    if cfg.attention_type == "mla":
+        small |= {"q_lora_rank": 32 if cfg.q_lora_rank else 0, "kv_lora_rank": 16}
+        small |= {"qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 16}
+        small |= {"indexer_n_heads": 4, "indexer_head_dim": 16, "indexer_topk": 8}
+    if cfg.num_experts > 1:
+        grouped = cfg.n_routing_groups > 1
+        small |= {"num_experts": 8, "num_experts_per_tok": min(cfg.num_experts_per_tok, 2), "base_moe_mlp_dim": 32}
+        small |= {"n_routing_groups": 4 if grouped else -1, "topk_routing_group": 2 if grouped else -1}
+    return cfg.replace(**small)
+
+
+def _kept_kind(query_heads: int, kv_heads: int) -> int:
+    """Key/value heads for four query heads: as many, one, or two."""
+    return {query_heads: 4, 1: 1}.get(kv_heads, 2)

@@ -16,14 +16,15 @@ from jaxtyping import Array, Bool, Float, Int
 
 from MaxText import architecture, blueprint
 from MaxText.architecture import Segment, segments
-from MaxText.blueprint import Param, normal
+from MaxText.blueprint import Param, fan_in, normal
 from MaxText.layers import attention, block, embedding, layer_input, mla, norm, rope
 from MaxText.layers.attention import Cache, Context
 from MaxText.layers.moe import SAVED as SAVED_BY_EXPERTS
 from MaxText.layers.router import Routing
-from MaxText.layout import Axes, Layout
+from MaxText.layout import Axes, Layout, project
 
 LOGITS: Axes = ("embed", "vocab")
+PAIR: Axes = (None, "embed", None)
 # What a policy keeps for the backward pass, beside the input of each layer. `none` keeps everything.
 PROJECTIONS = ("query_proj", "key_proj", "value_proj", "query_wa_proj", "kv_wa_proj", "kv_proj", "out_proj")
 SAVED_BY_POLICY: dict[str, tuple[str, ...]] = {
@@ -33,11 +34,16 @@ SAVED_BY_POLICY: dict[str, tuple[str, ...]] = {
 
 
 class Output(NamedTuple):
-    """The hidden states after the last norm [B, S, D], and routing statistics of the layers that have experts:
-    {segment: {position in the pattern: Routing, stacked over repeats}}."""
+    """What a forward pass gives.
+
+    The hidden states after the last norm, and those of each further prediction; routing statistics of the layers that
+    have experts, {path of the layer in the parameters: Routing, stacked over repeats}; the sum over layers and tokens
+    of what the indexers have to learn."""
 
     hidden_BSD: Float[Array, "B S D"]
-    routing: dict[str, dict[str, Routing]]
+    further_BSD: tuple[Float[Array, "B S D"], ...]
+    routing: dict[str, Routing]
+    index_loss: Float[Array, ""] | float
 
 
 def declare(cfg: Any) -> dict[str, Any]:
@@ -56,7 +62,45 @@ def declare(cfg: Any) -> dict[str, Any]:
     tree |= {"decoder": stacks, "final_norm": norm.declare_stream(cfg, cfg.emb_dim)}
     if not cfg.logits_via_embedding:
         tree["logits"] = Param((cfg.emb_dim, cfg.vocab_size), LOGITS, normal(cfg.emb_dim**-0.5))
+    if cfg.mtp_num_layers:
+        tree["mtp"] = {str(i): _declare_further(cfg) for i in range(cfg.mtp_num_layers)}
     return tree
+
+
+def _declare_further(cfg: Any) -> dict[str, Any]:
+    """One further prediction (multi-token prediction, DeepSeek-V3, arXiv:2412.19437): norms of the next token's embedding
+    and of the stream, their projection [2, D, D], a layer like the last of the stack, a final norm."""
+    d = cfg.emb_dim
+    stream = norm.declare_stream(cfg, d)
+    return {
+        "embedding_norm": stream,
+        "stream_norm": stream,
+        "projection": Param((2, d, d), PAIR, fan_in(2 * d, cfg.dense_init_scale)),
+        "layer": block.declare(cfg, architecture.further_prediction(cfg)),
+        "final_norm": stream,
+    }
+
+
+def shift(x_BS: Int[Array, "B S"], by: int) -> Int[Array, "B S"]:
+    """x[s + by] at s; zeros at the end."""
+    return jnp.pad(x_BS[:, by:], ((0, 0), (0, by)))
+
+
+def _further(
+    cfg: Any, layout: Layout, params: Any, x: Array, ids_BS: Array, context: Context
+) -> tuple[tuple[Array, ...], dict[str, block.Side]]:
+    """Hidden states that predict one token further each, and what their layers leave beside."""
+    spec, found, sides = architecture.further_prediction(cfg), [], {}
+    for depth in range(cfg.mtp_num_layers):
+        own = params["mtp"][str(depth)]
+        token = _token(cfg, layout, params, shift(ids_BS, depth + 1))
+        token = norm.stream_norm(cfg, layout, token, own["embedding_norm"])
+        pair = jnp.stack([token, norm.stream_norm(cfg, layout, x, own["stream_norm"])], axis=2)
+        x = project(layout, "BSCD,CDE->BSE", pair, own["projection"], PAIR, attention.STREAM)
+        x, side = block.block(cfg, spec, layout, own["layer"], x, context)
+        found.append(norm.stream_norm(cfg, layout, x, own["final_norm"]))
+        sides[f"mtp/{depth}/layer"] = side
+    return tuple(found), sides
 
 
 def _run_segment(
@@ -95,7 +139,8 @@ def _of_segment(segment: Segment, own_LBSP: Array | None) -> Array | None:
 
 
 def _run(cfg: Any, layout: Layout, params: Any, x: Array, own: Array | None, context: Context, caches: Any = None):
-    new_caches, routing, lent = {}, {}, {}
+    """(the stream after the last layer, {path of a layer: its Side, stacked over repeats})."""
+    all_sides, lent = {}, {}
     for segment in segments(cfg):
         stack_caches = None if caches is None else caches[segment.name]
         x, sides = _run_segment(
@@ -109,23 +154,27 @@ def _run(cfg: Any, layout: Layout, params: Any, x: Array, own: Array | None, con
             lent,
             _of_segment(segment, own),
         )
-        new_caches[segment.name] = {i: side.cache for i, side in sides.items()}
-        routing[segment.name] = {i: side.routing for i, side in sides.items() if side.routing is not None}
+        all_sides |= {f"decoder/{segment.name}/{i}": side for i, side in sides.items()}
         for spec, side in zip(segment.pattern, sides.values(), strict=True):
             if side.keys is not None:  # such a layer stands alone in its segment
                 lent[spec.reach] = Cache(*(stacked[0] for stacked in side.keys))
-    routing = {name: found for name, found in routing.items() if found}
-    return norm.stream_norm(cfg, layout, x, params["final_norm"]), routing, new_caches
+    return x, all_sides
+
+
+def _final(cfg: Any, layout: Layout, params: Any, x: Array) -> Array:
+    return norm.stream_norm(cfg, layout, x, params["final_norm"])
+
+
+def _token(cfg: Any, layout: Layout, params: Any, ids_BS: Array) -> Array:
+    x = embedding.lookup(layout, params["embedding"], ids_BS, jnp.dtype(cfg.dtype))
+    return x * jnp.asarray(cfg.emb_dim**0.5, x.dtype) if cfg.scale_embedding else x
 
 
 def _embed(cfg: Any, layout: Layout, params: Any, ids_BS: Array, positions_BS: Array) -> tuple[Array, Array | None]:
     """The stream before the first layer, and the layers' own vectors [L, B, S, P] where they have any."""
-    dtype = jnp.dtype(cfg.dtype)
-    x = embedding.lookup(layout, params["embedding"], ids_BS, dtype)
-    if cfg.scale_embedding:
-        x = x * jnp.asarray(cfg.emb_dim**0.5, dtype)
+    x = _token(cfg, layout, params, ids_BS)
     if "positions" in params:
-        x = x + embedding.lookup(layout, params["positions"], positions_BS, dtype, embedding.POSITIONS)
+        x = x + embedding.lookup(layout, params["positions"], positions_BS, x.dtype, embedding.POSITIONS)
     own = None
     if "layer_inputs" in params:
         own = layer_input.shared(cfg, layout, params["layer_inputs"], ids_BS, x)
@@ -157,12 +206,21 @@ def run(cfg: Any, layout: Layout, params: Any, batch: Mapping[str, Int[Array, "B
     positions, document = batch["positions"], batch["segments"]
     x, own = _embed(cfg, layout, params, batch["inputs"], positions)
     context = _context(cfg, attention.causal_mask(document), positions, positions, document != 0, None)
-    hidden, routing, _ = _run(cfg, layout, params, x, own, context)
-    return Output(hidden, routing)
+    x, sides = _run(cfg, layout, params, x, own, context)
+    further: tuple[Array, ...] = ()
+    if cfg.mtp_num_layers:
+        further, more = _further(cfg, layout, params, x, batch["inputs"], context)
+        sides |= more
+    return Output(
+        _final(cfg, layout, params, x),
+        further,
+        {path: side.routing for path, side in sides.items() if side.routing is not None},
+        sum(side.index_loss.sum() for side in sides.values() if side.index_loss is not None),
+    )
 
 
 def forward(cfg: Any, layout: Layout, params: Any, batch: Mapping[str, Int[Array, "B S"]]) -> Float[Array, "B S D"]:
-    """The hidden states alone."""
+    """The hidden states alone (the compiler drops what else `run` makes)."""
     return run(cfg, layout, params, batch).hidden_BSD
 
 
@@ -184,7 +242,8 @@ def empty_cache(cfg: Any, layout: Layout, batch: int, length: int) -> dict[str, 
         if spec.keys == "borrowed":
             return None
         if spec.latent:
-            widths = (spec.latent.key_value_rank, spec.latent.rope_dim)
+            widths = [spec.latent.key_value_rank, spec.latent.rope_dim]
+            widths += [cfg.indexer_head_dim] if spec.latent.indexer else []
             return mla.LatentCache(*(zeros(mla.NARROW, width) for width in widths))
         return Cache(*(zeros(attention.KV_HEADS, spec.kv_heads, spec.head_dim) for _ in range(2)))
 
@@ -205,5 +264,6 @@ def decode(
     q_BS = jnp.broadcast_to(positions, ids_BS.shape)
     x, own = _embed(cfg, layout, params, ids_BS, q_BS)
     context = _context(cfg, mask, q_BS, jnp.broadcast_to(jnp.arange(total), (batch, total)), None, slot)
-    hidden, _, cache = _run(cfg, layout, params, x, own, context, cache)
-    return hidden, cache
+    x, sides = _run(cfg, layout, params, x, own, context, cache)
+    cache = {name: {i: sides[f"decoder/{name}/{i}"].cache for i in of_segment} for name, of_segment in cache.items()}
+    return _final(cfg, layout, params, x), cache

@@ -7,6 +7,7 @@ Gimelshein, 2018, arXiv:1805.02867)."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -14,6 +15,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from MaxText import decoder
+from MaxText.layers.router import Routing
 from MaxText.layout import Axes, Layout, project
 
 LOGITS: Axes = ("activation_batch", "activation_length", "activation_vocab")
@@ -29,11 +31,15 @@ class TokenLoss(NamedTuple):
 
 
 class LossSums(NamedTuple):
-    """Sums over the real targets: of -log p, of (log Z)^2, and their number."""
+    """Sums over the real targets: of -log p, of (log Z)^2, and their number; of -log p for each further prediction. And
+    from the layers: routing statistics by layer, and what the indexers have to learn, summed over tokens and layers."""
 
     nll: Float[Array, ""]
     log_z_squared: Float[Array, ""]
     weight: Float[Array, ""]
+    further_nll: tuple[Float[Array, ""], ...]
+    routing: dict[str, Routing]
+    index_loss: Float[Array, ""] | float
 
 
 def logits(cfg: Any, layout: Layout, params: Any, x_BSD: Float[Array, "B S D"]) -> Float[Array, "B S V"]:
@@ -91,8 +97,25 @@ def _from_logits(z_BSV: Array, targets_BS: Array) -> TokenLoss:
 
 
 def sums(cfg: Any, layout: Layout, params: Any, batch: dict[str, Int[Array, "B S"]]) -> LossSums:
-    """Forward pass and the three sums over the batch's real targets."""
-    x = decoder.forward(cfg, layout, params, batch)
-    per_token = token_loss(cfg, layout, params, x, batch["targets"])
+    """Forward pass and the sums over the batch's real targets."""
+    out = decoder.run(cfg, layout, params, batch)
+    per_token = token_loss(cfg, layout, params, out.hidden_BSD, batch["targets"])
     mask = batch["loss_mask"].astype(jnp.float32)
-    return LossSums((per_token.nll_BS * mask).sum(), (jnp.square(per_token.log_z_BS) * mask).sum(), mask.sum())
+    further = [
+        (token_loss(cfg, layout, params, x, decoder.shift(batch["targets"], by)).nll_BS * further_mask(batch, by)).sum()
+        for by, x in enumerate(out.further_BSD, start=1)
+    ]
+    return LossSums(
+        (per_token.nll_BS * mask).sum(),
+        (jnp.square(per_token.log_z_BS) * mask).sum(),
+        mask.sum(),
+        tuple(further),
+        out.routing,
+        out.index_loss,
+    )
+
+
+def further_mask(batch: Mapping[str, Int[Array, "B S"]], by: int) -> Float[Array, "B S"]:
+    """1 where the target `by` places further on is real and of the same document."""
+    same = (decoder.shift(batch["segments"], by) == batch["segments"]) & (batch["segments"] != 0)
+    return (same & (decoder.shift(batch["loss_mask"], by) != 0)).astype(jnp.float32)

@@ -151,12 +151,29 @@ _BY_SENTENCE: dict[str, str] = {
 }
 
 # A model file in MaxText's vocabulary may hold these: they say nothing about the function of the text decoder.
-NOT_THE_MODEL = """
-    *_for_vit vision_* image_placeholder* use_multimodal use_bidirectional_image_attn ple_pad_* use_clipped_linears_for_vit
-    enable_dropout use_iota_embed fused_qkv fused_mlp inhomogeneous_layer_cycle_interval
-    float32_* activations_in_float32 logits_dot_in_fp32 cast_logits_to_fp32 sparse_matmul megablox
-    tokenizer_type tokenizer_path scan_layers
-""".split()
+NOT_THE_MODEL = [
+    "*_for_vit",
+    "vision_*",
+    "image_placeholder*",
+    "use_multimodal",
+    "use_bidirectional_image_attn",
+    "ple_pad_*",
+    "use_clipped_linears_for_vit",
+    "enable_dropout",
+    "use_iota_embed",
+    "fused_qkv",
+    "fused_mlp",
+    "inhomogeneous_layer_cycle_interval",
+    "float32_*",
+    "activations_in_float32",
+    "logits_dot_in_fp32",
+    "cast_logits_to_fp32",
+    "sparse_matmul",
+    "megablox",
+    "tokenizer_type",
+    "tokenizer_path",
+    "scan_layers",
+]
 
 NOT_OFFERED: dict[str, str] = {name: text for text, names in _BY_SENTENCE.items() for name in names.split()}
 """Keys that people know from other versions (patterns with `*`) → one sentence: what to do instead."""

@@ -134,10 +134,10 @@ def attention(
 
 
 def append(cache: Any, new: Any, slot: Int[Array, ""] | None) -> Any:
-    """The cache with the tuple of arrays `new` written from `slot` on (dim 1 of each)."""
+    """The cache with the tuple of arrays `new` written from `slot` on (dim 1 of each; None stays None)."""
     assert slot is not None, "a cache needs the slot of its first new token"
     placed = [
-        jax.lax.dynamic_update_slice(old, piece, (0, slot) + (0,) * (old.ndim - 2))
+        None if old is None else jax.lax.dynamic_update_slice(old, piece, (0, slot) + (0,) * (old.ndim - 2))
         for old, piece in zip(cache, new, strict=True)
     ]
     return type(cache)(*placed)

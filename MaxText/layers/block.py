@@ -10,15 +10,18 @@ from MaxText.architecture import LayerSpec
 from MaxText.blueprint import ONES, Param
 from MaxText.layers import attention, layer_input, mla, mlp, moe, norm
 from MaxText.layers.attention import Cache, Context
+from MaxText.layers.router import Routing
 from MaxText.layout import Layout
 
 
 class Side(NamedTuple):
-    """What a layer returns beside the stream: its cache, the keys and values it used, routing statistics."""
+    """What a layer returns beside the stream: its cache, the keys and values that it lends, routing statistics, and what
+    its indexer has to learn."""
 
     cache: Any = None
     keys: Cache | None = None
-    routing: moe.Routing | None = None
+    routing: Routing | None = None
+    index_loss: Float[Array, ""] | None = None
 
 
 def declare(cfg: Any, spec: LayerSpec) -> dict[str, Any]:
@@ -51,7 +54,7 @@ def _normed(cfg: Any, layout: Layout, params: dict[str, Any], name: str, x: Arra
 
 def _feed_forward(
     cfg: Any, spec: LayerSpec, layout: Layout, params: dict[str, Any], x: Array, context: Context
-) -> tuple[Array, moe.Routing | None]:
+) -> tuple[Array, Routing | None]:
     inner = _normed(cfg, layout, params, "mlp_norm", x)
     if spec.ffn == "dense":
         return mlp.mlp(cfg, layout, params["mlp"], inner), None
@@ -77,9 +80,9 @@ def block(
     """The stream after the layer, and what it leaves beside. `lent` are keys and values for a layer that borrows,
     `own_BSP` the layer's own vectors where it has any."""
     inner = _normed(cfg, layout, params, "attention_norm", x)
+    keys = index_loss = None
     if spec.latent:
-        y, cache = mla.mla(cfg, spec, layout, params["attention"], inner, context, cache)
-        keys = None
+        y, cache, index_loss = mla.mla(cfg, spec, layout, params["attention"], inner, context, cache)
     else:
         y, cache, keys = attention.attention(cfg, spec, layout, params["attention"], inner, context, cache, lent)
     x = x + _normed(cfg, layout, params, "attention_post_norm", y)
@@ -89,4 +92,4 @@ def block(
         x = x + layer_input.layer_input(cfg, layout, params["layer_input"], x, own_BSP)
     if "output_scale" in params:
         x = (x * params["output_scale"]).astype(x.dtype)
-    return x, Side(cache, keys if spec.keys == "lent" else None, routing)
+    return x, Side(cache, keys if spec.keys == "lent" else None, routing, index_loss)

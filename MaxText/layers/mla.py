@@ -13,7 +13,7 @@ from jaxtyping import Array, Float
 
 from MaxText.architecture import LayerSpec
 from MaxText.blueprint import Param, fan_in
-from MaxText.layers import kernels, norm, rope
+from MaxText.layers import indexer, kernels, norm, rope
 from MaxText.layers.attention import OUT, Q_HEADS, QUERY, STREAM, Context, append
 from MaxText.layout import Axes, Layout, project
 
@@ -23,10 +23,11 @@ NARROW: Axes = ("activation_batch", "activation_length", None)
 
 
 class LatentCache(NamedTuple):
-    """The normed latent and the rotated shared key of the tokens so far."""
+    """The normed latent and the rotated shared key of the tokens so far, and the keys of the indexer if there is one."""
 
     latent_BTC: Float[Array, "B T C"]
     key_BTP: Float[Array, "B T P"]
+    index_BTI: Float[Array, "B T I"] | None = None
 
 
 def declare(cfg: Any, spec: LayerSpec) -> dict[str, Any]:
@@ -46,7 +47,7 @@ def declare(cfg: Any, spec: LayerSpec) -> dict[str, Any]:
     params["kv_a_norm"] = norm.declare(c, "head_norm", cfg.norm_unit_offset)
     params["kv_b"] = Param((c, n, latent.nope_dim + latent.value_dim), UP, fan_in(c, scale))
     params["out"] = Param((n, latent.value_dim, d), OUT, fan_in(n * latent.value_dim, scale))
-    return params
+    return params | ({"indexer": indexer.declare(cfg, r)} if latent.indexer else {})
 
 
 def mla(
@@ -57,18 +58,25 @@ def mla(
     x_BSD: Float[Array, "B S D"],
     context: Context,
     cache: Any = None,
-) -> tuple[Float[Array, "B S D"], Any]:
-    """Latent self-attention of x; with a cache, latents and shared keys are appended at `context.slot`."""
-    latent = spec.latent
-    assert latent is not None
-    q, _ = _queries(cfg, spec, layout, params, x_BSD, context)
+) -> tuple[Float[Array, "B S D"], Any, Float[Array, ""] | None]:
+    """Latent self-attention of x: (y, the cache, what the indexer has to learn: a sum over tokens, if it learns).
+
+    With a cache, latents and shared keys are appended at `context.slot`."""
+    assert spec.latent is not None
+    q, compressed = _queries(cfg, spec, layout, params, x_BSD, context)
     new = _latents(cfg, spec, layout, params, x_BSD, context)
     cache = None if cache is None else append(cache, new, context.slot)
     seen = new if cache is None else cache
     k, v = _expand(layout, spec, params, seen)
-    y = kernels.dot_product_attention(q, k, v, context.masks_BST[spec.reach], cfg.attn_logits_soft_cap)
+    mask, loss = context.masks_BST[spec.reach], None
+    if seen.index_BTI is not None and compressed is not None:
+        wanted = indexer.scores(cfg, spec, layout, params["indexer"], x_BSD, compressed, seen.index_BTI, context)
+        mask = indexer.choose(cfg, layout, wanted, mask)
+        if cfg.indexer_loss_scaling_factor and context.token_BS is not None:
+            loss = indexer.divergence(wanted, q, k, mask, context.token_BS)
+    y = kernels.dot_product_attention(q, k, v, mask, cfg.attn_logits_soft_cap)
     y = checkpoint_name(y, "attention_out")
-    return checkpoint_name(project(layout, "BSNH,NHD->BSD", y, params["out"], OUT, STREAM), "out_proj"), cache
+    return checkpoint_name(project(layout, "BSNH,NHD->BSD", y, params["out"], OUT, STREAM), "out_proj"), cache, loss
 
 
 def _queries(
@@ -98,7 +106,10 @@ def _latents(
     rank = spec.latent.key_value_rank
     down = checkpoint_name(project(layout, "BSD,DC->BSC", x_BSD, params["kv_a"], DOWN, NARROW), "kv_wa_proj")
     key = _turned(spec, down[:, :, None, rank:], context)[:, :, 0]
-    return LatentCache(_latent_norm(cfg, layout, down[..., :rank], params["kv_a_norm"]), key)
+    latent = _latent_norm(cfg, layout, down[..., :rank], params["kv_a_norm"])
+    if not spec.latent.indexer:
+        return LatentCache(latent, key)
+    return LatentCache(latent, key, indexer.keys(cfg, spec, layout, params["indexer"], x_BSD, context))
 
 
 def _expand(layout: Layout, spec: LayerSpec, params: dict[str, Any], seen: LatentCache) -> tuple[Array, Array]:

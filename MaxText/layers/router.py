@@ -127,7 +127,7 @@ def statistics(
     dropped: Int[Array, ""],
 ) -> Routing:
     """The sums of `Routing` over the tokens where token_BS is true."""
-    e, k = cfg.num_experts, cfg.num_experts_per_tok
+    e = cfg.num_experts
     real_BS = jnp.ones(logits_BSE.shape[:2], jnp.float32) if token_BS is None else token_BS.astype(jnp.float32)
     hit = expert_BSk[..., None] == jnp.arange(e)[None, None, None]
     hit_BSE = hit.sum(axis=2) * real_BS.astype(jnp.int32)[:, :, None]
@@ -135,7 +135,7 @@ def statistics(
     given_BSE = _probabilities(cfg, logits_BSE) * real_BS[:, :, None]
     given_BE = given_BSE.sum(axis=1)
     tokens_B = jnp.maximum(real_BS.sum(axis=1), 1.0)
-    balance_B = (load_BE * given_BE).sum(axis=-1) * (e / k) / jnp.square(tokens_B)
+    balance_B = (load_BE * given_BE).sum(axis=-1) * e / jnp.square(tokens_B)
     log_z = jax.nn.logsumexp(logits_BSE, axis=-1)
     return Routing(
         load_BE.sum(axis=0),
