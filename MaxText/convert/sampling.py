@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -16,11 +17,13 @@ from MaxText.errors import DataError
 from MaxText.generate import generate, make_sampler
 
 
-def continue_ids(source: Source, ids: list[int], new: int, temperature: float = 0.0) -> list[int]:
+def continue_ids(
+    source: Source, ids: list[int], new: int, temperature: float = 0.0, devices: Sequence[jax.Device] | None = None
+) -> list[int]:
     """`ids` and `new` further ones; the likeliest at temperature 0."""
     if not ids or min(ids) < 0 or max(ids) >= source.cfg.vocab_size:
         raise DataError(f"ids must lie between 0 and {source.cfg.vocab_size - 1}. [score.ids]", id="score.ids")
-    placed = place(source)
+    placed = place(source, devices)
     slots = np.zeros((1, len(ids) + new), np.int32)
     slots[0, : len(ids)] = ids
     with jax.set_mesh(placed.mesh), jax.default_matmul_precision("highest"):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import dataclasses
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,13 +32,16 @@ class Placed:
     params: Any
 
 
-def place(source: Source) -> Placed:
-    """The weights on the mesh of the source's configuration, in its weight_dtype; one array in host memory at a time."""
-    cfg, _ = hardware.resolve(source.cfg, hardware.detect())
-    ici, dcn = planner.mesh_degrees(cfg, hardware.detect())
+def place(source: Source, devices: Sequence[jax.Device] | None = None) -> Placed:
+    """The weights on the mesh that the source's configuration makes of `devices` (default: all), in its weight_dtype;
+    one array in host memory at a time."""
+    devices = jax.devices() if devices is None else devices
+    found = dataclasses.replace(hardware.detect(), devices=len(devices), slices=1)
+    cfg, _ = hardware.resolve(source.cfg, found)
+    ici, dcn = planner.mesh_degrees(cfg, found)
     sizes = {axis: ici[axis] * dcn[axis] for axis in planner.MESH_AXES}
     layout = planner.make_layout(sizes)
-    mesh = compat.explicit_mesh(np.asarray(jax.devices()).reshape(tuple(sizes.values())), planner.MESH_AXES)
+    mesh = compat.explicit_mesh(np.asarray(devices).reshape(tuple(sizes.values())), planner.MESH_AXES)
     counts = pieces(source.tree)
 
     def put(path: str, param: blueprint.Param) -> jax.Array:
@@ -81,17 +85,22 @@ def make_batch(
     return {name: np.ascontiguousarray(array, np.int32) for name, array in batch.items()}
 
 
-def score(source: Source, batch: Mapping[str, np.ndarray], gradients: bool = False) -> dict[str, np.ndarray]:
+def score(
+    source: Source,
+    batch: Mapping[str, np.ndarray],
+    gradients: bool = False,
+    devices: Sequence[jax.Device] | None = None,
+) -> dict[str, np.ndarray]:
     """logits [B, S, V], token_loss [B, S] (0 where the mask is), loss_mask [B, S], loss; with `gradients` also
     gradient/NAME, the L2 norm of the loss's gradient by each tensor of the exported model.
 
     Raises:
-      DataError: "score.ids" if an id is outside the vocabulary; "score.batch" if the mesh does not divide the rows.
+      DataError: "score.ids" if an id is outside the vocabulary.
     """
     _check(source.cfg, batch)
-    placed = place(source)
+    placed = place(source, devices)
     cfg, layout = placed.cfg, placed.layout
-    _rows_fit(layout, batch)
+    rows = len(batch["inputs"])
 
     def evaluate(params: Any, batch: Any) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
         hidden = decoder.forward(cfg, layout, params, batch)
@@ -101,12 +110,13 @@ def score(source: Source, batch: Mapping[str, np.ndarray], gradients: bool = Fal
 
     with jax.set_mesh(placed.mesh), jax.default_matmul_precision("highest"):
         sharding = NamedSharding(placed.mesh, layout.spec(ROWS))
-        on_device = {name: jax.device_put(array, sharding) for name, array in batch.items()}
+        padded = _padded(batch, layout.ways("activation_batch"))
+        on_device = {name: jax.device_put(array, sharding) for name, array in padded.items()}
         if gradients:
             (total, (logits, nll)), found = jax.jit(jax.value_and_grad(evaluate, has_aux=True))(placed.params, on_device)
         else:
             total, (logits, nll) = jax.jit(evaluate)(placed.params, on_device)
-        out = {"logits": logits, "token_loss": nll, "loss_mask": batch["loss_mask"], "loss": total}
+        out = {"logits": np.asarray(logits)[:rows], "token_loss": np.asarray(nll)[:rows], "loss_mask": batch["loss_mask"], "loss": total}
         out = {name: np.asarray(array, np.float32) for name, array in out.items()}
         return out | (_norms(source, found) if gradients else {})
 
@@ -122,14 +132,10 @@ def _check(cfg: Any, batch: Mapping[str, np.ndarray]) -> None:
         raise DataError(f"position {batch['positions'].max()} of {longest} learned ones. [score.ids]", id="score.ids")
 
 
-def _rows_fit(layout: Layout, batch: Mapping[str, np.ndarray]) -> None:
-    rows, ways = len(batch["inputs"]), layout.ways("activation_batch")
-    if rows % ways:
-        raise ConfigError(
-            f"{rows} rows cannot be split {ways} ways. Set ici_fsdp_parallelism=1 ici_tensor_parallelism=-1, or give a "
-            f"multiple of {ways} rows. [score.batch]",
-            id="score.batch",
-        )
+def _padded(batch: Mapping[str, np.ndarray], ways: int) -> dict[str, np.ndarray]:
+    """The batch with rows of padding, so that it can be split `ways` ways."""
+    more = -len(batch["inputs"]) % ways
+    return {name: np.pad(array, ((0, more), (0, 0))) for name, array in batch.items()}
 
 
 def _norms(source: Source, gradients: Any) -> dict[str, np.ndarray]:

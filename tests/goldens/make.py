@@ -163,6 +163,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
             "num_local_experts": 4,
             "num_experts_per_tok": 2,
             "intermediate_size": 20,
+            "swiglu_limit": 0.5,
         },
     ),
     "olmo2": ("Olmo2", {"rope_parameters": PLAIN_ROPE}),
@@ -263,7 +264,6 @@ def compute(model: Any, seed: int) -> dict[str, np.ndarray]:
     loss.backward()
     out["loss"] = loss.detach().numpy()
     gradients = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
-    gradients |= {name: torch.zeros_like(b) for name, b in model.named_buffers() if name in model.state_dict()}
     for name, gradient in saved_names(model, gradients).items():
         out[f"gradient/{name}"] = np.float32(np.linalg.norm(gradient.astype(np.float64)))
     out["greedy"] = greedy(model, documents(seed)[0][:, :PROMPT])
@@ -287,7 +287,9 @@ def make(family: str, seed: int) -> None:
     model = getattr(transformers, f"{kind.removesuffix('Text')}ForCausalLM")(config).float().eval()
     heat(model, seed)
     if family in BFLOAT16:
-        model = model.bfloat16().float()
+        with torch.no_grad():  # not model.bfloat16(), which would round the frequencies of rope as well
+            for tensor in model.parameters():
+                tensor.copy_(tensor.bfloat16())
     results = compute(model, seed)
     folder = HERE / family
     stored = model.bfloat16() if family in BFLOAT16 else model
