@@ -1,4 +1,4 @@
-"""The families: each a handful of data. What their config.json says, what it must not say, and how tensors are called."""
+"""The families: each a handful of data. What config.json says, what it must not say, and how tensors are called."""
 
 from __future__ import annotations
 
@@ -11,19 +11,66 @@ from MaxText.convert.parts import Part
 from MaxText.convert.rows import Row
 
 # They say nothing of the function of the trained text model.
-WITHOUT_EFFECT = set(
-    """
-    architectures model_type torch_dtype dtype transformers_version _name_or_path auto_map bos_token_id eos_token_id
-    pad_token_id initializer_range use_cache attention_dropout hidden_dropout pretraining_tp max_position_embeddings
-    output_router_logits router_aux_loss_coef router_jitter_noise aux_loss_alpha seq_aux cache_implementation
-    attn_implementation _attn_implementation ep_size moe_layer_freq num_nextn_predict_layers num_mtp_layers
-    initial_context_length experts_per_token for_llm_compressor output_attentions output_hidden_states return_dict
-    use_mamba_kernels tokenizer_class chunk_size_feed_forward id2label label2id problem_type is_encoder_decoder
-    vision_config audio_config image_token_index image_token_id boi_token_id eoi_token_id boa_token_id eoa_token_id
-    audio_token_id video_token_id mm_tokens_per_image vision_soft_tokens_per_image boi_token_index eoi_token_index
-    is_llama_config rope_interleaved router_aux_loss_weight
-    """.split()
-)
+WITHOUT_EFFECT = {
+    "architectures",
+    "model_type",
+    "torch_dtype",
+    "dtype",
+    "transformers_version",
+    "_name_or_path",
+    "auto_map",
+    "bos_token_id",
+    "eos_token_id",
+    "pad_token_id",
+    "initializer_range",
+    "use_cache",
+    "attention_dropout",
+    "hidden_dropout",
+    "pretraining_tp",
+    "max_position_embeddings",
+    "output_router_logits",
+    "router_aux_loss_coef",
+    "router_jitter_noise",
+    "aux_loss_alpha",
+    "seq_aux",
+    "cache_implementation",
+    "attn_implementation",
+    "_attn_implementation",
+    "ep_size",
+    "moe_layer_freq",
+    "num_nextn_predict_layers",
+    "num_mtp_layers",
+    "initial_context_length",
+    "experts_per_token",
+    "for_llm_compressor",
+    "output_attentions",
+    "output_hidden_states",
+    "return_dict",
+    "use_mamba_kernels",
+    "tokenizer_class",
+    "chunk_size_feed_forward",
+    "id2label",
+    "label2id",
+    "problem_type",
+    "is_encoder_decoder",
+    "vision_config",
+    "audio_config",
+    "image_token_index",
+    "image_token_id",
+    "boi_token_id",
+    "eoi_token_id",
+    "boa_token_id",
+    "eoa_token_id",
+    "audio_token_id",
+    "video_token_id",
+    "mm_tokens_per_image",
+    "vision_soft_tokens_per_image",
+    "boi_token_index",
+    "eoi_token_index",
+    "is_llama_config",
+    "rope_interleaved",
+    "router_aux_loss_weight",
+}
 
 
 @dataclass(frozen=True)
@@ -31,8 +78,8 @@ class Family:
     """One model_type of Hugging Face.
 
     `fields` are keys of `fields.FIELDS`; `given` our keys that the type itself decides, beside the bundle `block`;
-    `only` their keys of which we can express these values alone, the first of which is written; `defaults` their values for
-    absent keys.
+    `only` their keys of which we can express these values alone, the first of which is written; `defaults` their
+    values for absent keys.
     """
 
     name: str
@@ -48,9 +95,16 @@ class Family:
     nested_in: tuple[str, ...] = ()  # names of multimodal types that hold this one in text_config
 
 
-SIZES = tuple(
-    "vocab_size hidden_size num_hidden_layers num_attention_heads num_key_value_heads head_dim intermediate_size "
-    "rms_norm_eps tie_word_embeddings".split()
+SIZES = (
+    "vocab_size",
+    "hidden_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+    "intermediate_size",
+    "rms_norm_eps",
+    "tie_word_embeddings",
 )
 PLAIN = (*SIZES, "hidden_act")
 GEMMA = (*SIZES, "hidden_activation")
@@ -61,16 +115,27 @@ ONE_WAY = {"use_bidirectional_attention": (None, False)}
 TWO_KINDS = ("sliding_attention", "full_attention")
 FIVE_TO_ONE = ("sliding_attention",) * 5 + ("full_attention",)
 
-_LATENT_FIELDS = tuple(
-    "q_lora_rank kv_lora_rank qk_nope_head_dim qk_rope_head_dim v_head_dim n_routed_experts num_experts_per_tok "
-    "moe_intermediate_size n_shared_experts first_k_dense_replace routed_scaling_factor".split()
+_LATENT_FIELDS = (
+    "q_lora_rank",
+    "kv_lora_rank",
+    "qk_nope_head_dim",
+    "qk_rope_head_dim",
+    "v_head_dim",
+    "n_routed_experts",
+    "num_experts_per_tok",
+    "moe_intermediate_size",
+    "n_shared_experts",
+    "first_k_dense_replace",
+    "routed_scaling_factor",
 )
 LATENT = (*(name for name in PLAIN if name not in ("head_dim", "rms_norm_eps")), *_LATENT_FIELDS)
 # The norms of latents have this epsilon in the reference, whatever config.json says; we have one for all.
 LATENT_ONLY = {"rms_norm_eps": (1e-6,), "attention_bias": (False,), "mlp_bias": (False,), "moe_layer_freq": (1,)}
 LATENT_ROWS = rows.PLAIN + rows.LATENT + rows.PRE_NORMS + rows.SHARED_EXPERTS
 LATENT_GIVEN = {"attention_type": "mla", "normalization_layer_epsilon": 1e-6}
-LATENT_DEFAULTS = UNTIED | {"first_k_dense_replace": 0, "n_shared_experts": 1, "q_lora_rank": None} | {"n_group": 1, "topk_group": 1}
+LATENT_DEFAULTS = (
+    UNTIED | {"first_k_dense_replace": 0, "n_shared_experts": 1, "q_lora_rank": None} | {"n_group": 1, "topk_group": 1}
+)
 
 FAMILIES = (
     Family(

@@ -51,7 +51,7 @@ class Field:
 
     def write(self, cfg: Any) -> Any:
         """Our value by their law."""
-        return self.law[1](getattr(cfg, self.ours[0]))
+        return self.law[1](getattr(cfg, self.ours[0].removeprefix("base_")))  # sizes after scaling
 
 
 MISSING = object()

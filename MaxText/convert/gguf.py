@@ -1,7 +1,7 @@
 """GGUF files (llama.cpp): metadata, tensor descriptions, then blocks of numbers; Llama's architecture.
 
-Layouts of the blocks: https://github.com/ggml-org/ggml, docs/gguf.md and src/ggml-common.h. 32 numbers share a float16
-scale d (and offset m): Q8_0 is d * int8, Q4_0 is d * (q - 8), Q4_1 is d * q + m, with number i in the low half of byte i
+Layouts of the blocks: https://github.com/ggml-org/ggml, docs/gguf.md and src/ggml-common.h. 32 numbers share a
+float16 scale d (and offset m): Q8_0 is d * int8, Q4_0 is d * (q - 8), Q4_1 is d * q + m, with number i in the low half of byte i
 and number i + 16 in its high half."""
 
 from __future__ import annotations
@@ -224,7 +224,8 @@ def recipe(file: File) -> dict[str, Any]:
         raise ConfigError(f"{file.path}: {'; '.join(refused)}. [convert.refused]", id="convert.refused")
     ours: dict[str, Any] = {"decoder_block": "llama2"}
     ours |= {key: int(given[name]) if key in _INT else given[name] for name, key in _KEYS.items()}
-    ours["normalization_layer_epsilon"] = float(np.format_float_positional(np.float32(ours["normalization_layer_epsilon"])))
+    epsilon = np.float32(ours["normalization_layer_epsilon"])  # as it was meant, not as float32 holds it
+    ours["normalization_layer_epsilon"] = float(np.format_float_positional(epsilon))
     ours["head_dim"] = given.get("attention.key_length") or given["embedding_length"] // given["attention.head_count"]
     ours["vocab_size"] = file.tensors["token_embd.weight"].shape[0] if "token_embd.weight" in file.tensors else 0
     ours |= {"logits_via_embedding": "output.weight" not in file.tensors, "normalize_embedding_logits": False}

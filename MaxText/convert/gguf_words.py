@@ -34,7 +34,9 @@ class BytePairs:
 
     name = "byte pairs of the GGUF file"
 
-    def __init__(self, tokens: list[str], merges: list[str], control: set[int], bos: int, eos: int, splits: tuple[str, ...]):
+    def __init__(
+        self, tokens: list[str], merges: list[str], control: set[int], bos: int, eos: int, splits: tuple[str, ...]
+    ):
         self._tokens, self._control = tokens, control
         self._ids = {token: i for i, token in enumerate(tokens)}
         self._ranks = {tuple(merge.split(" ")): rank for rank, merge in enumerate(merges)}

@@ -144,7 +144,11 @@ def write(cfg: Any) -> tuple[Family, dict[str, Any]]:
         except ConfigError as error:
             tried.append((1000, f"{family.name}: {' '.join(str(error).split())[:200]}"))
             continue
-        different = [f"{key} ({_short(wanted[key])} here, {_short(found[key])} there)" for key in wanted if wanted[key] != found[key]]
+        different = [
+            f"{key} ({_short(wanted[key])} here, {_short(found[key])} there)"
+            for key in wanted
+            if wanted[key] != found[key]
+        ]
         if not different:
             return family, theirs
         tried.append((len(different), f"{family.name}: {'; '.join(different)}"))
@@ -172,22 +176,52 @@ def _written(family: Family, cfg: Any) -> dict[str, Any]:
 
 
 # Keys that shape the function beside what `architecture.layers` says; those of a group count where it is in use.
-ALWAYS = (
-    "emb_dim vocab_size logits_via_embedding scale_embedding trainable_position_size mlp_activations "
-    "mlp_activations_limit swiglu_alpha mlp_bias norm_type normalization_layer_epsilon norm_unit_offset use_pre_norm "
-    "use_post_attn_norm use_post_ffw_norm layer_output_scale attention_bias attention_out_bias attention_sink "
-    "attn_logits_soft_cap final_logits_soft_cap use_v_norm temperature_tuning hidden_size_per_layer_input mtp_num_layers"
-).split()
+ALWAYS = [
+    "emb_dim",
+    "vocab_size",
+    "logits_via_embedding",
+    "scale_embedding",
+    "trainable_position_size",
+    "mlp_activations",
+    "mlp_activations_limit",
+    "swiglu_alpha",
+    "mlp_bias",
+    "norm_type",
+    "normalization_layer_epsilon",
+    "norm_unit_offset",
+    "use_pre_norm",
+    "use_post_attn_norm",
+    "use_post_ffw_norm",
+    "layer_output_scale",
+    "attention_bias",
+    "attention_out_bias",
+    "attention_sink",
+    "attn_logits_soft_cap",
+    "final_logits_soft_cap",
+    "use_v_norm",
+    "temperature_tuning",
+    "hidden_size_per_layer_input",
+    "mtp_num_layers",
+]
 GROUPS = {
     "logits_via_embedding": ("normalize_embedding_logits",),
     "use_v_norm": ("v_norm_with_scale",),
     "use_qk_norm": ("qk_norm_with_scale",),
     "temperature_tuning": ("temperature_tuning_scale", "temperature_tuning_length", "temperature_tuning_offset"),
 }
-EXPERTS = (
-    "num_experts num_experts_per_tok moe_mlp_dim shared_experts routed_scaling_factor routed_bias n_routing_groups "
-    "topk_routing_group scale_expert_input router_input_norm router_expert_scale"
-).split()
+EXPERTS = [
+    "num_experts",
+    "num_experts_per_tok",
+    "moe_mlp_dim",
+    "shared_experts",
+    "routed_scaling_factor",
+    "routed_bias",
+    "n_routing_groups",
+    "topk_routing_group",
+    "scale_expert_input",
+    "router_input_norm",
+    "router_expert_scale",
+]
 
 
 def function_of(cfg: Any) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """A table of rows unrolled for one model: every tensor of the other side ↔ every piece of our arrays, one to one.
 
-Our arrays are stacked over the repeats of a segment; a *piece* is one layer's slice of such an array, or the whole of an
-array that belongs to no layer."""
+Our arrays are stacked over the repeats of a segment; a *piece* is one layer's slice of such an array, or the whole of
+an array that belongs to no layer."""
 
 from __future__ import annotations
 
@@ -90,8 +90,9 @@ def make(cfg: Any, tree: blueprint.Blueprint, rows: Sequence[Row], family: str) 
     for link in links:
         for piece in link.pieces:
             found.setdefault((piece.path, piece.index), []).append(link)
-    nameless = sorted({path for part in _parts(cfg, shapes) for path, index, _ in part.leaves.values()
-                       if (path, index) not in found})
+    nameless = sorted(
+        {path for part in _parts(cfg, shapes) for path, index, _ in part.leaves.values() if (path, index) not in found}
+    )
     if nameless:
         raise StorageError(
             f"{len(nameless)} parameters have no name in the Hugging Face family {family}:\n"

@@ -93,7 +93,7 @@ def layers(default: Sequence[str], window: int = 0) -> Part:
     def read(theirs: Theirs) -> Ours:
         size = theirs.get("sliding_window", window)
         if theirs.get("use_sliding_window", True) is False:
-            return _pattern(["global"] * theirs["num_hidden_layers"], {"local_sliding": ("sliding_window_size", 0)})
+            return _pattern(_kinds(theirs, ("full_attention",)), {"local_sliding": ("sliding_window_size", 0)})
         if "max_window_layers" in theirs and "layer_types" not in theirs:
             first = theirs["max_window_layers"]
             kinds = ["global" if i < first or not size else "local_sliding" for i in range(theirs["num_hidden_layers"])]
@@ -136,7 +136,8 @@ def _read_llama4(theirs: Theirs) -> Ours:
     experts = theirs.get("moe_layers")
     if experts is not None and list(experts) != list(range(step - 1, count, step)):
         raise Refusal("moe_layers", f"{list(experts)} is not every {step}-th layer")
-    kinds = [KINDS[k] for k in theirs.get("layer_types") or ["chunked_attention" if t else "full_attention" for t in turning]]
+    default = ["chunked_attention" if turns else "full_attention" for turns in turning]
+    kinds = [KINDS[kind] for kind in theirs.get("layer_types") or default]
     sizes = {"chunk": ("chunk_attn_window_size", theirs.get("attention_chunk_size", 8192))}
     return {
         **_pattern(kinds, sizes),

@@ -1,5 +1,5 @@
-"""Rope in a config.json ↔ our keys: `rope_theta` and `rope_scaling` (old), `rope_parameters` (new), one for all layers or
-one for each kind of layer."""
+"""Rope in a config.json ↔ our keys: `rope_theta` and `rope_scaling` (old), `rope_parameters` (new), one for all layers
+or one for each kind of layer."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ KEYS = {"rope_parameters", "rope_theta", "rope_scaling", "rope_local_base_freq"}
 def read(theirs: Mapping[str, Any], latent: bool) -> dict[str, Any]:
     """Our keys. `latent`: for latent attention, whose logits grow with `mscale_all_dim`."""
     wide, local = _by_kind(theirs)
-    ours = {"rope_max_timescale": _whole(wide.get("rope_theta", 10_000.0))}
+    ours: dict[str, Any] = {"rope_max_timescale": _whole(wide.get("rope_theta", 10_000.0))}
     ours |= _stretched(wide, theirs, latent)
     if local is None:
         return ours
@@ -169,7 +169,8 @@ def _written_yarn(cfg: Any) -> dict[str, Any]:
     }
     if not cfg.rope_attention_scaling:
         theirs["attention_factor"] = 1.0
-    if cfg.attention_type == "mla" and cfg.mscale and cfg.max_position_embeddings > theirs["original_max_position_embeddings"]:
+    longer = cfg.max_position_embeddings > theirs["original_max_position_embeddings"]
+    if cfg.attention_type == "mla" and cfg.mscale and longer:
         theirs["mscale"] = theirs["mscale_all_dim"] = cfg.mscale
     if cfg.temperature_tuning:
         theirs["llama_4_scaling_beta"] = cfg.temperature_tuning_scale

@@ -58,8 +58,8 @@ def make_batch(
     positions: np.ndarray | None = None,
     loss_mask: np.ndarray | None = None,
 ) -> dict[str, np.ndarray]:
-    """A batch from ids [B, S] (or [S]). The target of a token is the next one of its segment; what is not given follows:
-    one segment a row, positions from 0 in every segment, a loss wherever there is a target."""
+    """A batch from ids [B, S] (or [S]). The target of a token is the next one of its segment; what is not given
+    follows: one segment a row, positions from 0 in every segment, a loss wherever there is a target."""
     tokens = np.atleast_2d(tokens)
     given = {"segments": segments, "positions": positions, "loss_mask": loss_mask}
     for name, array in given.items():
@@ -113,10 +113,16 @@ def score(
         padded = _padded(batch, layout.ways("activation_batch"))
         on_device = {name: jax.device_put(array, sharding) for name, array in padded.items()}
         if gradients:
-            (total, (logits, nll)), found = jax.jit(jax.value_and_grad(evaluate, has_aux=True))(placed.params, on_device)
+            both = jax.jit(jax.value_and_grad(evaluate, has_aux=True))
+            (total, (logits, nll)), found = both(placed.params, on_device)
         else:
             total, (logits, nll) = jax.jit(evaluate)(placed.params, on_device)
-        out = {"logits": np.asarray(logits)[:rows], "token_loss": np.asarray(nll)[:rows], "loss_mask": batch["loss_mask"], "loss": total}
+        out = {
+            "logits": np.asarray(logits)[:rows],
+            "token_loss": np.asarray(nll)[:rows],
+            "loss_mask": batch["loss_mask"],
+            "loss": total,
+        }
         out = {name: np.asarray(array, np.float32) for name, array in out.items()}
         return out | (_norms(source, found) if gradients else {})
 
@@ -125,7 +131,8 @@ def _check(cfg: Any, batch: Mapping[str, np.ndarray]) -> None:
     low, high = int(batch["inputs"].min()), int(batch["inputs"].max())
     if low < 0 or high >= cfg.vocab_size:
         raise DataError(
-            f"tokens lie between {low} and {high}; the model knows 0 to {cfg.vocab_size - 1}. [score.ids]", id="score.ids"
+            f"tokens lie between {low} and {high}; the model knows 0 to {cfg.vocab_size - 1}. [score.ids]",
+            id="score.ids",
         )
     longest = cfg.trainable_position_size
     if longest != -1 and batch["positions"].max() >= longest:
@@ -154,7 +161,7 @@ def _norms(source: Source, gradients: Any) -> dict[str, np.ndarray]:
 
 
 def _norm(array: np.ndarray) -> np.ndarray:
-    return np.float32(np.sqrt(np.square(array.astype(np.float64)).sum()))
+    return np.asarray(np.linalg.norm(array.astype(np.float64)), np.float32)
 
 
 def logits_of(source: Source, ids: np.ndarray) -> np.ndarray:

@@ -125,7 +125,9 @@ def verify(src: Path, out: Path, overrides: Mapping[str, Any]) -> str:
     limit = 1e-5 if before.dtype == after.dtype else 1e-2
     line = f"logits of both on 64 random ids: largest {size:.4g}, largest difference {apart:.3g}"
     if not apart <= limit * size:
-        raise StorageError(f"{out} does not compute what {src} does: {line}. [convert.not-equal]", id="convert.not-equal")
+        raise StorageError(
+            f"{out} does not compute what {src} does: {line}. [convert.not-equal]", id="convert.not-equal"
+        )
     return line
 
 

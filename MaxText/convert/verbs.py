@@ -31,7 +31,9 @@ def usage(verb: str, problem: str) -> ConfigError:
     return ConfigError(f"{problem} [cli.usage]\nusage: python -m MaxText {USAGES[verb]}\n{SRC}", id="cli.usage")
 
 
-def split(verb: str, arguments: Sequence[str], places: int, own: Sequence[str]) -> tuple[list[str], dict[str, str], dict[str, str]]:
+def split(
+    verb: str, arguments: Sequence[str], places: int, own: Sequence[str]
+) -> tuple[list[str], dict[str, str], dict[str, str]]:
     """(positional arguments, the verb's own settings, keys of the configuration). Raises ConfigError "cli.usage"."""
     positional = [argument for argument in arguments if "=" not in argument]
     if len(positional) != places:

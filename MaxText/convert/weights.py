@@ -12,7 +12,7 @@ import numpy as np
 
 from MaxText import blueprint
 from MaxText.checkpoint.stream import Reader, numpy_dtype
-from MaxText.checkpoint.tree import require_fit
+from MaxText.checkpoint.tree import Leaf, require_fit
 from MaxText.convert.mapping import Links
 
 # Parts of multimodal models, and buffers of old files, that are no weights of the text model.
@@ -39,8 +39,11 @@ class Stored:
         """Raises StorageError as `Reader`, and "checkpoint.unfit" where the step does not hold the model `tree`."""
         self._reader = Reader(step, "params/")
         saved = {name: self._reader.leaf(name) for name in self._reader.names()}
-        wanted = {path: np.broadcast_to(np.zeros((), numpy_dtype(saved[path].dtype)), param.shape) if path in saved
-                  else np.broadcast_to(np.float32(0), param.shape) for path, param in blueprint.leaves(tree)}  # fmt: skip
+        types = {path: leaf.dtype for path, leaf in saved.items()}  # any type will do
+        wanted = {
+            path: Leaf(param.shape, np.dtype(numpy_dtype(types.get(path, "float32"))), "")  # type: ignore[arg-type]
+            for path, param in blueprint.leaves(tree)
+        }
         require_fit(saved, wanted, f"checkpoint {step}")
         self._last = functools.lru_cache(maxsize=2)(self._reader.read)
 
@@ -52,11 +55,9 @@ class Stored:
 
 
 class Foreign:
-    """Weights under the names of another program. `read_tensor` gives one by name; `dtypes` are as they will be read."""
+    """Weights under the names of another program. `read_tensor` gives one by name, of type `dtypes[name]`."""
 
-    def __init__(
-        self, links: Links, read_tensor: Callable[[str], np.ndarray], dtypes: Mapping[str, np.dtype]
-    ) -> None:
+    def __init__(self, links: Links, read_tensor: Callable[[str], np.ndarray], dtypes: Mapping[str, np.dtype]) -> None:
         self._links, self._read, self._dtypes = links, read_tensor, dtypes
 
     def read(self, path: str, index: int | None) -> np.ndarray:
@@ -92,9 +93,7 @@ def text_names(tensors: Mapping[str, Any], layers: int) -> tuple[dict[str, Any],
 
 def pieces(tree: blueprint.Blueprint) -> dict[str, int | None]:
     """Paths of the model's arrays, and how many pieces each has (None: it is one piece)."""
-    return {
-        path: param.shape[0] if param.axes[:1] == ("layers",) else None for path, param in blueprint.leaves(tree)
-    }
+    return {path: param.shape[0] if param.axes[:1] == ("layers",) else None for path, param in blueprint.leaves(tree)}
 
 
 def whole(weights: Weights, path: str, count: int | None, dtype: Any) -> np.ndarray:

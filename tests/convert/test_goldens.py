@@ -67,7 +67,8 @@ def test_what_is_written_is_read_as_the_same_model(family: str, tmp_path):
 
 def test_a_model_of_experts_is_scored_the_same_on_a_mesh():
     expected = golden("mixtral")
-    found = score(source("mixtral", ici_fsdp_parallelism=2, ici_tensor_parallelism=2), batch(expected), devices=jax.devices()[:4])
+    split = source("mixtral", ici_fsdp_parallelism=2, ici_tensor_parallelism=2)
+    found = score(split, batch(expected), devices=jax.devices()[:4])
     size = np.abs(rows(expected, "logits")).max()
     np.testing.assert_allclose(found["logits"], rows(expected, "logits"), rtol=0, atol=1e-4 * size)
 

@@ -282,7 +282,8 @@ def greedy(model: Any, ids: torch.Tensor) -> np.ndarray:
 def make(family: str, seed: int) -> None:
     kind, differences = FAMILIES[family]
     settings = SMALL | differences
-    config = getattr(transformers, f"{kind}Config")(**{k: v for k, v in settings.items() if v is not None or k == "q_lora_rank"})
+    given = {key: value for key, value in settings.items() if value is not None or key == "q_lora_rank"}
+    config = getattr(transformers, f"{kind}Config")(**given)
     config._attn_implementation = "eager"
     model = getattr(transformers, f"{kind.removesuffix('Text')}ForCausalLM")(config).float().eval()
     heat(model, seed)
@@ -297,7 +298,8 @@ def make(family: str, seed: int) -> None:
     (folder / "generation_config.json").unlink(missing_ok=True)
     np.savez_compressed(folder / "golden.npz", **results)
     size = sum(file.stat().st_size for file in folder.iterdir())
-    print(f"{family}: {size:,} bytes, loss {results['loss']:.4f}, largest logit {np.abs(results['logits_0']).max():.2f}")
+    largest = np.abs(results["logits_0"]).max()
+    print(f"{family}: {size:,} bytes, loss {results['loss']:.4f}, largest logit {largest:.2f}")
 
 
 if __name__ == "__main__":
