@@ -14,7 +14,13 @@ USAGE = """usage: python -m MaxText VERB ...
   base                            print a CONFIG file with every key and its default (configs/base.yml)
   keys                            print the reference of all keys (docs/keys.md)
   goodput RUN                     print where the wall-clock time of a run folder went
+  import SRC OUT                  weights of a Hugging Face folder or GGUF file to a checkpoint, with its recipe
+  export SRC OUT                  a Hugging Face folder; verify=true compares what both compute
+  recipe from-hf FOLDER [OUT.yml] the recipe that a config.json describes
+  score SRC tokens=T.npy out=S.npz  logits, losses and gradients=true: norms, in float32
+  generate SRC prompt=TEXT        a continuation
   help                            print this
+SRC is a Hugging Face folder, a GGUF file, a run folder, or the folder of a checkpoint step.
 Training: python train.py CONFIG [key=value ...]"""
 
 
@@ -34,6 +40,15 @@ def _goodput(arguments: Sequence[str]) -> str:
     return goodput.format(goodput.read(Path(arguments[0])))
 
 
+def _convert(name: str) -> Callable[[Sequence[str]], str]:
+    def run(arguments: Sequence[str]) -> str:
+        from MaxText.convert import verbs
+
+        return getattr(verbs, name)(arguments)
+
+    return run
+
+
 def _alone(verb: str, text: Callable[[], str]) -> Callable[[Sequence[str]], str]:
     def run(arguments: Sequence[str]) -> str:
         if arguments:
@@ -48,6 +63,11 @@ VERBS: dict[str, Callable[[Sequence[str]], str]] = {
     "base": _alone("base", config.base_yml),
     "keys": _alone("keys", config.keys_md),
     "goodput": _goodput,
+    "import": _convert("import_"),
+    "export": _convert("export"),
+    "recipe": _convert("recipe"),
+    "score": _convert("score"),
+    "generate": _convert("generate"),
     "help": lambda arguments: USAGE,
 }
 

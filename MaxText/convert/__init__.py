@@ -1,0 +1,1 @@
+"""Weights of other programs, in and out: Hugging Face folders and GGUF files ↔ checkpoints."""

@@ -1,0 +1,105 @@
+"""SRC of every verb: a Hugging Face folder, a GGUF file, a run folder, or the folder of a checkpoint step."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from MaxText import blueprint, config, decoder
+from MaxText.checkpoint import Store, manifest
+from MaxText.config.schema import ARCHITECTURE
+from MaxText.convert import gguf, hf_config, mapping, rows, safetensors
+from MaxText.convert.weights import Foreign, Stored, Weights, text_names
+from MaxText.errors import ConfigError
+
+# What a run's configuration says of its words; the rest (mesh, steps, ...) belongs to the run alone.
+WORDS = ("tokenizer_type", "tokenizer_path", "add_bos", "add_eos", "max_target_length")
+
+
+@dataclass(frozen=True)
+class Source:
+    """A model and its weights; nothing but descriptions has been read yet."""
+
+    path: Path
+    kind: str
+    cfg: Any
+    recipe: dict[str, Any]
+    tree: blueprint.Blueprint
+    weights: Weights
+    notes: list[str] = field(default_factory=list)
+    words: Any = None
+
+    @property
+    def dtype(self) -> np.dtype:
+        """The type of most parameters."""
+        sizes: Counter[np.dtype] = Counter()
+        for path, param in blueprint.leaves(self.tree):
+            sizes[self.weights.dtype(path)] += param.size
+        return sizes.most_common(1)[0][0]
+
+
+def open_source(path: Path, overrides: Mapping[str, Any]) -> Source:
+    """The model at `path`, its configuration changed by `overrides`, checked tensor by tensor against its weights.
+
+    Raises:
+      ConfigError: "convert.unknown-source"; as `hf_config.read`; as `config.make`.
+      StorageError: as `safetensors.read_folder`, `gguf.read_file`, `mapping.require_fit`, `checkpoint.Reader`.
+    """
+    if path.is_file() and gguf.is_gguf(path):
+        return _gguf(path, overrides)
+    if (path / manifest.NAME).is_file() and path.name.isdecimal():
+        return _step(path, "checkpoint step", overrides)
+    if (path / "checkpoints").is_dir():
+        store = Store(path / "checkpoints")
+        latest = store.latest()
+        if latest is not None:
+            return _step(store.folder / str(latest), "run", overrides)
+    if (path / "config.json").is_file():
+        return _hugging_face(path, overrides)
+    raise ConfigError(
+        f"{path} is none of: a Hugging Face folder (config.json and *.safetensors), a GGUF file, a run folder with a "
+        "complete checkpoint, the folder of a checkpoint step. [convert.unknown-source]",
+        id="convert.unknown-source",
+    )
+
+
+def _hugging_face(path: Path, overrides: Mapping[str, Any]) -> Source:
+    theirs = hf_config.load(path)
+    family, recipe = hf_config.read(theirs)
+    cfg = config.make(**(recipe | dict(overrides)))
+    tree = decoder.declare(cfg)
+    links = mapping.make(cfg, tree, family.rows, family.name)
+    tensors, left = text_names(safetensors.read_folder(path), cfg.num_decoder_layers)
+    if cfg.logits_via_embedding and tensors.pop("lm_head.weight", None) is not None:
+        left.append("lm_head.weight")  # a copy of the tied embedding, which some programs save
+    mapping.require_fit(links, {name: tensor.shape for name, tensor in tensors.items()}, str(path))
+    dtypes = {name: tensor.dtype for name, tensor in tensors.items()}
+    notes = [f"left out: {', '.join(left[:6])}{' ...' if len(left) > 6 else ''} ({len(left)} tensors)"] if left else []
+    weights = Foreign(links, lambda name: tensors[name].read(), dtypes)
+    return Source(path, "Hugging Face", cfg, recipe, tree, weights, notes)
+
+
+def _gguf(path: Path, overrides: Mapping[str, Any]) -> Source:
+    file = gguf.read_file(path)
+    recipe = gguf.recipe(file)
+    cfg = config.make(**(recipe | dict(overrides)))
+    tree = decoder.declare(cfg)
+    links = mapping.make(cfg, tree, rows.GGUF, "gguf")
+    mapping.require_fit(links, {name: tensor.shape for name, tensor in file.tensors.items()}, str(path))
+    dtypes = {name: tensor.dtype for name, tensor in file.tensors.items()}
+    weights = Foreign(links, lambda name: file.tensors[name].read(), dtypes)
+    return Source(path, "GGUF", cfg, recipe, tree, weights, gguf.notes(file), gguf.words(file))
+
+
+def _step(path: Path, kind: str, overrides: Mapping[str, Any]) -> Source:
+    meta = Store(path.absolute().parent).manifest(int(path.name))["meta"]
+    kept = {key: value for key, value in meta["config"].items() if key in ARCHITECTURE or key in WORDS}
+    cfg = config.make(**(kept | dict(overrides)))
+    tree = decoder.declare(cfg)
+    recipe = {key: value for key, value in kept.items() if key in ARCHITECTURE}
+    return Source(path, kind, cfg, recipe, tree, Stored(path, tree))

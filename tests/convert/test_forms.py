@@ -1,0 +1,174 @@
+"""The forms that files come in: old and new rope, GGUF and its blocks, byte pairs, patterns of dims."""
+
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from MaxText import config
+from MaxText.convert import gguf, gguf_words, hf_config
+from MaxText.convert.rearrange import Pattern
+from MaxText.convert.source import open_source
+
+OLD_LLAMA = {
+    "model_type": "llama", "vocab_size": 96, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "rms_norm_eps": 1e-5, "hidden_act": "silu",
+    "max_position_embeddings": 64,
+}  # fmt: skip
+SCALING = {
+    "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 32
+}  # fmt: skip
+
+
+def test_old_and_new_forms_of_rope_are_one():
+    old = OLD_LLAMA | {"rope_theta": 500.0, "rope_scaling": {"rope_type": "llama3", **SCALING}}
+    older = OLD_LLAMA | {"rope_theta": 500.0, "rope_scaling": {"type": "llama3", **SCALING}}
+    new = OLD_LLAMA | {"rope_parameters": {"rope_type": "llama3", "rope_theta": 500.0, **SCALING}}
+    recipes = [hf_config.read(theirs)[1] for theirs in (old, older, new)]
+    assert recipes[0] == recipes[1] == recipes[2]
+    assert recipes[0]["rope_max_timescale"] == 500 and recipes[0]["rope_type"] == "llama3.1"
+
+
+def test_the_old_form_of_two_ropes():
+    sizes = OLD_LLAMA | {"model_type": "gemma3_text", "hidden_activation": "gelu_pytorch_tanh", "sliding_window": 8}
+    del sizes["hidden_act"]
+    old = sizes | {
+        "rope_theta": 1e6,
+        "rope_local_base_freq": 1e4,
+        "rope_scaling": {"rope_type": "linear", "factor": 8.0},
+    }
+    both = {
+        "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+    }
+    assert hf_config.read(old)[1] == hf_config.read(sizes | {"rope_parameters": both})[1]
+
+
+@pytest.mark.parametrize(
+    "model",
+    "llama3.1-8b gemma2-2b gemma3-4b gemma3-1b gemma4-26b-a4b gemma4-e2b mistral-7b-v0.1 mistral-7b-v0.3 mixtral-8x7b "
+    "qwen2.5-1.5b qwen3-30b-a3b deepseek-v2-lite-16b deepseek-v2-236b deepseek-v3-671b kimi-k2-1t gpt-oss-20b olmo2-7b "
+    "olmo3-7b llama4-scout-17b-16e llama4-maverick-17b-128e ministral-3-3b".split(),
+)
+def test_recipes_of_the_tree_have_a_family(model: str):
+    """`write` reads its config.json back and compares layer by layer."""
+    cfg = config.make(model_name=model)
+    family, theirs = hf_config.write(cfg)
+    assert family.block in (cfg.decoder_block, "gemma4")
+    assert theirs["num_hidden_layers"] == cfg.num_decoder_layers
+
+
+# --- GGUF
+
+
+def write_gguf(path: Path, metadata: dict[str, tuple[int, Any]], tensors: dict[str, np.ndarray]) -> None:
+    """A file of float32 tensors."""
+
+    def text(value: str) -> bytes:
+        return struct.pack("<Q", len(value)) + value.encode()
+
+    head = gguf.MAGIC + struct.pack("<IQQ", 3, len(tensors), len(metadata))
+    for key, (kind, value) in metadata.items():
+        packed = text(value) if kind == 8 else struct.pack({4: "<I", 6: "<f"}[kind], value)
+        head += text(key) + struct.pack("<I", kind) + packed
+    begin = 0
+    for name, array in tensors.items():
+        dims = struct.pack(f"<{array.ndim}Q", *reversed(array.shape))
+        head += text(name) + struct.pack("<I", array.ndim) + dims + struct.pack("<IQ", 0, begin)
+        begin += array.nbytes
+    body = b"".join(array.astype("<f4").tobytes() for array in tensors.values())
+    path.write_bytes(head + b"\0" * (-len(head) % 32) + body)
+
+
+def llama_cpp_order(weight: np.ndarray, heads: int) -> np.ndarray:
+    """What llama.cpp's converter does to the rows of queries and keys."""
+    rows = weight.reshape(heads, 2, weight.shape[0] // heads // 2, *weight.shape[1:])
+    return rows.swapaxes(1, 2).reshape(weight.shape)
+
+
+def test_a_llama_file_and_its_row_order(tmp_path: Path):
+    rng = np.random.default_rng(0)
+    metadata = {
+        "general.architecture": (8, "llama"), "llama.embedding_length": (4, 32), "llama.block_count": (4, 1),
+        "llama.feed_forward_length": (4, 48), "llama.attention.head_count": (4, 4), "llama.context_length": (4, 64),
+        "llama.attention.head_count_kv": (4, 2), "llama.attention.layer_norm_rms_epsilon": (6, 1e-5),
+        "llama.rope.freq_base": (6, 1e5),
+    }  # fmt: skip
+    shapes = {
+        "token_embd": (96, 32), "output_norm": (32,), "blk.0.attn_norm": (32,), "blk.0.ffn_norm": (32,),
+        "blk.0.attn_q": (32, 32), "blk.0.attn_k": (16, 32), "blk.0.attn_v": (16, 32), "blk.0.attn_output": (32, 32),
+        "blk.0.ffn_gate": (48, 32), "blk.0.ffn_up": (48, 32), "blk.0.ffn_down": (32, 48),
+    }  # fmt: skip
+    plain = {f"{name}.weight": rng.normal(size=shape).astype(np.float32) for name, shape in shapes.items()}
+    stored = dict(plain)
+    for name, heads in (("blk.0.attn_q.weight", 4), ("blk.0.attn_k.weight", 2)):
+        stored[name] = llama_cpp_order(plain[name], heads)
+    write_gguf(tmp_path / "m.gguf", metadata, stored)
+    source = open_source(tmp_path / "m.gguf", {})
+    assert source.cfg.logits_via_embedding and source.cfg.normalization_layer_epsilon == 1e-5
+    query = source.weights.read("decoder/layers/0/attention/query", 0)
+    np.testing.assert_array_equal(query.reshape(32, -1).T, plain["blk.0.attn_q.weight"])
+    key = source.weights.read("decoder/layers/0/attention/key", 0)
+    np.testing.assert_array_equal(key.reshape(32, -1).T, plain["blk.0.attn_k.weight"])
+    out = source.weights.read("decoder/layers/0/attention/out", 0)
+    np.testing.assert_array_equal(out.reshape(-1, 32).T, plain["blk.0.attn_output.weight"])
+
+
+def test_blocks_of_quantised_numbers():
+    scale, offset = np.float16(0.5), np.float16(-1.25)
+    low, high = np.arange(16) % 16, (np.arange(16) * 3) % 16
+    packed = (low | high << 4).astype(np.uint8)
+    both = np.concatenate([low, high]).astype(np.float32)
+    q4_0 = np.frombuffer(scale.tobytes() + packed.tobytes(), np.uint8)
+    q4_1 = np.frombuffer(scale.tobytes() + offset.tobytes() + packed.tobytes(), np.uint8)
+    numbers = np.arange(-16, 16, dtype=np.int8)
+    q8_0 = np.frombuffer(scale.tobytes() + numbers.tobytes(), np.uint8)
+    np.testing.assert_array_equal(gguf.KINDS[2].unpack(q4_0), 0.5 * (both - 8))
+    np.testing.assert_array_equal(gguf.KINDS[3].unpack(q4_1), 0.5 * both - 1.25)
+    np.testing.assert_array_equal(gguf.KINDS[8].unpack(np.tile(q8_0, 2)), np.tile(0.5 * numbers, 2))
+
+
+def test_byte_pairs():
+    letters = [*gguf_words.LETTERS.values()]
+    tokens = [*letters, "th", "the", "Ġthe", "<end>"]
+    metadata = {
+        "tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": "smollm", "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.merges": ["t h", "th e", "Ġ the"], "tokenizer.ggml.token_type": [1] * 259 + [3],
+        "tokenizer.ggml.eos_token_id": 259,
+    }  # fmt: skip
+    words = gguf_words.make(metadata)
+    assert words is not None
+    ids = words.encode("the the 12é")
+    assert [tokens[i] for i in ids] == ["the", "Ġthe", "Ġ", "1", "2", *(gguf_words.LETTERS[b] for b in "é".encode())]
+    assert words.decode([*ids, 259]) == "the the 12é"
+    assert words.token_bytes[[256, 258, 259]].tolist() == [2, 4, 0]
+
+
+# --- patterns
+
+
+@pytest.mark.parametrize(
+    ("text", "shape", "theirs"),
+    [
+        ("d n h -> (n h) d", (6, 2, 4), (8, 6)),
+        ("d n (t h) -> (n h t) d", (6, 2, 4), (8, 6)),
+        ("p e d f -> e d (f p)", (2, 3, 4, 5), (3, 4, 10)),
+        ("p e d f -> e (p f) d", (2, 3, 4, 5), (3, 10, 4)),
+        ("-> 1", (), (1,)),
+    ],
+)
+def test_patterns_go_there_and_back(text: str, shape: tuple[int, ...], theirs: tuple[int, ...]):
+    pattern, array = Pattern(text), np.arange(np.prod(shape, dtype=int)).reshape(shape)
+    moved = pattern.to_theirs(array)
+    assert moved.shape == theirs == pattern.shape(shape)
+    np.testing.assert_array_equal(pattern.to_ours(moved, shape), array)
+
+
+def test_gate_and_up_lie_alternately_or_one_after_the_other():
+    gate_and_up = np.stack([np.zeros((1, 2, 3)), np.ones((1, 2, 3))])
+    assert Pattern("p e d f -> e d (f p)").to_theirs(gate_and_up)[0, 0].tolist() == [0, 1, 0, 1, 0, 1]
+    assert Pattern("p e d f -> e d (p f)").to_theirs(gate_and_up)[0, 0].tolist() == [0, 0, 0, 1, 1, 1]
