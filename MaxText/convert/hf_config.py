@@ -229,8 +229,8 @@ def function_of(cfg: Any) -> dict[str, Any]:
     found = {name: getattr(cfg, name) for name in ALWAYS} | {"layers": architecture.layers(cfg)}
     for switch, names in GROUPS.items():
         found |= {name: getattr(cfg, name) if getattr(cfg, switch) else None for name in names}
-    if cfg.hidden_size_per_layer_input:
-        found["vocab_size_per_layer_input"] = cfg.vocab_size_per_layer_input or cfg.vocab_size
+    rows = cfg.vocab_size_per_layer_input or cfg.vocab_size
+    found["vocab_size_per_layer_input"] = rows if cfg.hidden_size_per_layer_input else None
     experts = cfg.num_experts > 1
     found |= {name: getattr(cfg, name) if experts else None for name in EXPERTS}
     groups = experts and cfg.n_routing_groups > 1
