@@ -68,7 +68,7 @@ def make(cfg: Any, tree: blueprint.Blueprint, hardware: Hardware) -> Plan:
     ici, dcn = mesh_degrees(cfg, hardware)
     sizes = {axis: ici[axis] * dcn[axis] for axis in MESH_AXES}
     if unusable := legality.unusable_axes(cfg, sizes):
-        raise PlanError("\n".join(unusable), id="plan.unusable-axis")
+        raise PlanError("\n".join(unusable), id="plan.unused-axis")
     layout = make_layout(sizes)
     rows, eval_rows, problems = legality.batch_rows(cfg, hardware.devices, layout.ways("activation_batch"))
     problems += legality.indivisible(cfg, tree, layout)
