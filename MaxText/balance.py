@@ -1,8 +1,9 @@
 """Equal use of experts: two losses, and the correction bias that the step itself moves.
 
-With f_e the share of tokens that chose expert e (their sum is the experts per token, k) and p_e the mean probability that
-the router gave it, the balance loss of a layer is E * sum_e f_e p_e; it is k where all are used alike. "global" takes f and p
-over the whole optimizer step, "sequence" over each row, weighted by its tokens. Losses are means over layers.
+With f_e the share of tokens that chose expert e (their sum is the experts per token, k) and p_e the mean probability
+that the router gave it, the balance loss of a layer is E * sum_e f_e p_e; it is k where all are used alike. "global"
+takes f and p over the whole optimizer step, "sequence" over each row, weighted by its tokens. Losses are means over
+layers.
 
 f carries no gradient but multiplies one; so under accumulation the global loss needs f before the first gradient, and
 `step` runs the forward pass once more for it. That keeps loss and gradients the same for any accumulation."""
@@ -71,7 +72,7 @@ def _moved_at(tree: Any, path: list[str], load: Array, rate: float) -> Any:
 
 
 def summary(step_loads: Loads, dropped: Int[Array, ""]) -> dict[str, Float[Array, ""]]:
-    """For the metrics: the busiest expert's load over the mean, in its worst layer; and the share of choices dropped."""
+    """For the metrics: the busiest expert's load over the mean, in the worst layer; the share of choices dropped."""
     if not step_loads:
         return {}
     every = jnp.concatenate([load.reshape(-1, load.shape[-1]) for load in step_loads.values()]).astype(jnp.float32)

@@ -115,5 +115,5 @@ def _draw(param: Param, key: jax.Array, dtype: Any, layout: Layout) -> jax.Array
 
 
 def initialise(tree: Blueprint, key: jax.Array, dtype: Any, layout: Layout) -> dict[str, Any]:
-    """Arrays for the tree, born sharded. The values do not depend on the mesh."""
+    """Arrays for the tree, born sharded. The values do not depend on the mesh, but for the last bit."""
     return map_params(lambda path, p: _draw(p, key_of(key, path), p.dtype(dtype), layout), tree)

@@ -68,8 +68,8 @@ def declare(cfg: Any) -> dict[str, Any]:
 
 
 def _declare_further(cfg: Any) -> dict[str, Any]:
-    """One further prediction (multi-token prediction, DeepSeek-V3, arXiv:2412.19437): norms of the next token's embedding
-    and of the stream, their projection [2, D, D], a layer like the last of the stack, a final norm."""
+    """One further prediction (multi-token prediction, DeepSeek-V3, arXiv:2412.19437): norms of the next token's
+    embedding and of the stream, their projection [2, D, D], a layer like the last of the stack, a final norm."""
     d = cfg.emb_dim
     stream = norm.declare_stream(cfg, d)
     return {
@@ -81,9 +81,9 @@ def _declare_further(cfg: Any) -> dict[str, Any]:
     }
 
 
-def shift(x_BS: Int[Array, "B S"], by: int) -> Int[Array, "B S"]:
+def shift(x_BS: Int[Array, "*batch S"], by: int) -> Int[Array, "*batch S"]:
     """x[s + by] at s; zeros at the end."""
-    return jnp.pad(x_BS[:, by:], ((0, 0), (0, by)))
+    return jnp.pad(x_BS[..., by:], [(0, 0)] * (x_BS.ndim - 1) + [(0, by)])
 
 
 def _further(
@@ -140,7 +140,8 @@ def _of_segment(segment: Segment, own_LBSP: Array | None) -> Array | None:
 
 def _run(cfg: Any, layout: Layout, params: Any, x: Array, own: Array | None, context: Context, caches: Any = None):
     """(the stream after the last layer, {path of a layer: its Side, stacked over repeats})."""
-    all_sides, lent = {}, {}
+    all_sides: dict[str, Any] = {}
+    lent: dict[Any, Any] = {}
     for segment in segments(cfg):
         stack_caches = None if caches is None else caches[segment.name]
         x, sides = _run_segment(

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import jax
+import optax
 
 from MaxText.data import Feeder
 from MaxText.errors import NonFiniteError, Preempted
@@ -15,6 +16,8 @@ from MaxText.evaluate import evaluate
 from MaxText.records import Records
 from MaxText.session import Session
 from MaxText.state import TrainState
+
+_global_norm = jax.jit(optax.tree.norm)
 
 
 @dataclass
@@ -78,11 +81,30 @@ class Loop:
         self.settle()
         if self.saved == self.done or not self.session.cfg.enable_checkpointing or not self.healthy:
             return
+        if not self._parameters_are_finite():
+            return
         with self.records.activity("save"):
             stall = self.records.store.save(self.done, self.state, self.records.checkpoint_meta(self.done))
         self._extra["save_stall_seconds"] = stall
         self.saved = self.done
         self._mark = time.perf_counter()
+
+    def _parameters_are_finite(self) -> bool:
+        """The last update is in no loss yet: a checkpoint of parameters that it blew up would never train again."""
+        norm = float(_global_norm(self.state.params))
+        self.healthy &= math.isfinite(norm)
+        if self._aborts(norm):
+            raise NonFiniteError(
+                f"the norm of the parameters is {norm} after {self.done} steps. They were not saved. "
+                f"Try a smaller learning_rate (now {self.session.cfg.learning_rate:g}).",
+                id="run.non-finite",
+            )
+        return self.healthy
+
+    def _aborts(self, value: float) -> bool:
+        """Whether this value ends the run, by the configuration."""
+        cfg = self.session.cfg
+        return (math.isnan(value) and cfg.abort_on_nan_loss) or (math.isinf(value) and cfg.abort_on_inf_loss)
 
     def evaluate(self) -> dict[str, float]:
         """Held-out loss of the current parameters: written to the metrics, said on the console."""
@@ -138,9 +160,8 @@ class Loop:
         cfg = self.session.cfg
         for name in ("loss", "grad_norm"):
             value = record[name]
-            bad = (math.isnan(value) and cfg.abort_on_nan_loss) or (math.isinf(value) and cfg.abort_on_inf_loss)
             self.healthy &= math.isfinite(value)
-            if bad:
+            if self._aborts(value):
                 raise NonFiniteError(
                     f"{name} is {value} at step {record['step']}, the first bad one. Nothing of it was saved. "
                     f"Try a smaller learning_rate (now {cfg.learning_rate:g}), more warm-up "

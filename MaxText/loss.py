@@ -115,7 +115,7 @@ def sums(cfg: Any, layout: Layout, params: Any, batch: dict[str, Int[Array, "B S
     )
 
 
-def further_mask(batch: Mapping[str, Int[Array, "B S"]], by: int) -> Float[Array, "B S"]:
+def further_mask(batch: Mapping[str, Int[Array, "*batch S"]], by: int) -> Float[Array, "*batch S"]:
     """1 where the target `by` places further on is real and of the same document."""
     same = (decoder.shift(batch["segments"], by) == batch["segments"]) & (batch["segments"] != 0)
     return (same & (decoder.shift(batch["loss_mask"], by) != 0)).astype(jnp.float32)

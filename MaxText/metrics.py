@@ -21,7 +21,7 @@ DEFINITIONS: dict[str, str] = {
     "z_loss": "z_loss_multiplier x mean over target tokens of log(sum of exp of the logits) squared",
     "mtp_loss": "mtp_loss_scaling_factor x mean over further predictions of their cross-entropy",
     "load_balance_loss": "load_balance_loss_weight x mean over layers of E x sum over experts of share x probability",
-    "router_z_loss": "router_z_loss_weight x mean over tokens and layers of log(sum of exp of the router's logits) squared",
+    "router_z_loss": "router_z_loss_weight x mean over tokens and layers of log(sum of exp of router logits) squared",
     "indexer_loss": "indexer_loss_scaling_factor x mean over tokens of the layers' summed KL(attention | indexer)",
     "expert_load_max": "tokens of the busiest expert / tokens of a mean expert, in the layer where that is largest",
     "dropped_choices": "part of the tokens' choices of an expert that its capacity did not take",

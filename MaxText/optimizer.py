@@ -50,6 +50,8 @@ def decay_mask(tree: blueprint.Blueprint) -> dict[str, Any]:
 
 def describe_decay(cfg: Any, tree: blueprint.Blueprint) -> str:
     """For the start screen: which parameters decay."""
+    if cfg.opt_type == "sgd" or not cfg.adam_weight_decay:
+        return "no weight decay"
     decayed = sum(p.size for _, p in blueprint.leaves(tree) if p.kind in DECAYED_KINDS)
     return (
         f"weight decay {cfg.adam_weight_decay} on {decayed:,} of {blueprint.count(tree):,} parameters "

@@ -81,7 +81,8 @@ def keep_freed_memory() -> bool:
     # <malloc.h>: one arena for all threads; blocks of any size from the heap; the heap never shrinks.
     arena_max, mmap_max, trim_threshold, top_pad = -8, -4, -1, -2
     wanted = ((arena_max, 1), (mmap_max, 0), (trim_threshold, 2**31 - 1), (top_pad, 64 << 20))
-    return all([mallopt(option, value) for option, value in wanted])
+    answers = [mallopt(option, value) for option, value in wanted]
+    return all(answers)
 
 
 def environment(cfg: RuntimeConfig, environ: Mapping[str, str], *, accelerator: str | None) -> dict[str, str]:

@@ -37,8 +37,7 @@ def _totals(cfg: Any, layout: Layout, params: Any, batch: Batch) -> Totals:
     def count(mask: Array) -> Array:
         return jnp.maximum(mask.astype(jnp.float32).sum(), 1.0)
 
-    rows = {name: x.reshape(-1, x.shape[-1]) for name, x in batch.items()} if cfg.mtp_num_layers else {}
-    further = tuple(count(loss.further_mask(rows, by)) for by in range(1, cfg.mtp_num_layers + 1))
+    further = tuple(count(loss.further_mask(batch, by)) for by in range(1, cfg.mtp_num_layers + 1))
     loads = None
     if balance.needs_whole_step(cfg) and batch["inputs"].shape[0] > 1:
         loads = _summed(lambda mb: balance.loads(decoder.run(cfg, layout, params, mb).routing), batch)
@@ -101,7 +100,7 @@ def make_train_step(cfg: Any, layout: Layout, tx: optax.GradientTransformation) 
 
     def train_step(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
         grads, metrics, loads = _gradients(cfg, layout, state.params, batch)
-        norm = optax.global_norm(grads)
+        norm = optax.tree.norm(grads)
         grads = optimizer.clip_by_global_norm(grads, norm, cfg.gradient_clipping_threshold)
         direction, opt_state = tx.update(grads, state.opt_state, state.params)
         rate = rate_at(state.step)

@@ -81,8 +81,10 @@ def find_beginning(made: Session, store: Store) -> Beginning:
 def _attempt(made: Session, records: Records, beginning: Beginning) -> int:
     loop: Loop | None = None
     ending: MaxTextError | None = None
-    with jax.set_mesh(made.mesh):
+    with jax.set_mesh(made.mesh), jax.default_matmul_precision(made.cfg.matmul_precision):
         try:
+            if made.cfg.log_config:
+                records.say(made.cfg.dump())
             records.say(screen.start(made, beginning.done, beginning.resumed, beginning.notes))
             state, done = _state(made, records, beginning)
             records.ledger.enter("compile")

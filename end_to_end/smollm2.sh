@@ -35,15 +35,15 @@ import numpy as np
 from MaxText.convert import gguf
 words = gguf.words(gguf.read_file(Path(sys.argv[1])))
 text = Path("MaxText/texts/austen/emma.txt").read_text()
-page = text[len(text) // 2:][:2000]
-np.save(sys.argv[2], words.encode(page))
+np.save(sys.argv[2], words.encode(text[:2600])[:400])
 PY
 "$python" -m MaxText score "$out/in" "tokens=$out/tokens.npy" "out=$out/scores.npz" | tee "$out/score"
 "$python" - "$out/scores.npz" <<'PY'
 import sys
 import numpy as np
 loss = float(np.load(sys.argv[1])["loss"])
-assert 2.9 < loss < 3.4, f"loss {loss} on a page of Emma; 3.1 to 3.3 are expected"
+# transformers 5.24 on the same file, with the same 400 ids: 3.5188 (longer pages: 3.49 at 1024 ids, 3.42 at 2048).
+assert abs(loss - 3.5188) < 2e-3, f"loss {loss} on the first page of Emma; 3.5188 is expected"
 PY
 
 printf -- '-- a capital\n'

@@ -197,12 +197,8 @@ def grouped_attention(cfg, p, x, index, positions, segments, lent):
 def latent_attention(cfg, p, x, positions, segments):
     nope, rope, rank = cfg.qk_nope_head_dim, cfg.qk_rope_head_dim, cfg.kv_lora_rank
     turns = [angles(cfg, "global", rope, position) for position in positions]
-    compressed = rms(cfg, x @ p["query_a"], p["query_a_norm"]) if cfg.q_lora_rank else None
-    q = (
-        np.einsum("sr,rnh->snh", compressed, p["query_b"])
-        if cfg.q_lora_rank
-        else np.einsum("sd,dnh->snh", x, p["query"])
-    )
+    compressed = rms(cfg, x @ p["query_a"], p["query_a_norm"]) if cfg.q_lora_rank else x
+    q = np.einsum("sr,rnh->snh", compressed, p["query_b" if cfg.q_lora_rank else "query"])
     down = x @ p["kv_a"]
     both = np.einsum("sc,cnh->snh", rms(cfg, down[:, :rank], p["kv_a_norm"]), p["kv_b"])
     N = q.shape[1]

@@ -3,7 +3,6 @@ model files in MaxText's vocabulary."""
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 
 import jax
@@ -17,7 +16,7 @@ from MaxText import architecture, blueprint, config, decoder, flops, optimizer, 
 
 ROOT = Path(__file__).resolve().parent.parent
 # Counted from the released models' reference implementations: all parameters (with correction biases and the layers'
-# output scales, which are buffers there), and those that one token passes.
+# output scales, which are buffers there), and those that one token passes. (GPT-3's with the bias of its last norm.)
 COUNTS = """
     deepseek-v2-236b               235_741_434_880    20_851_512_320
     deepseek-v2-lite-16b            15_706_484_224     2_451_435_008
@@ -115,7 +114,12 @@ def abstract(**degrees):
     return mesh, planner.make_layout(shape)
 
 
-@pytest.mark.parametrize("model_name", EXPECTED)
+QUICK = ("llama3.1-70b", "gemma3-12b", "gemma4-26b-a4b", "gpt-oss-120b", "deepseek-v3.2-671b", "llama4-scout-17b-16e")
+
+
+@pytest.mark.parametrize(
+    "model_name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in EXPECTED]
+)
 def test_the_train_step_type_checks_at_full_size(model_name):
     cfg = config.make(
         model_name=model_name, dtype="bfloat16", max_target_length=4096, remat_policy="full", scan_layers=True
@@ -127,18 +131,20 @@ def test_the_train_step_type_checks_at_full_size(model_name):
         made = jax.eval_shape(lambda: state.init(cfg, layout, tree, tx))
         dims = layout.spec((None, "activation_batch", "activation_length"))
         one = jax.ShapeDtypeStruct((1, 32, 4096), jnp.int32, sharding=jax.sharding.NamedSharding(mesh, dims))
-        started = time.perf_counter()
         after, metrics = jax.eval_shape(
             step.make_train_step(cfg, layout, tx), made, dict.fromkeys(step.BATCH_KEYS, one)
         )
-    print(f"{model_name}: {time.perf_counter() - started:.1f} s")
     assert jax.tree.map(lambda x: (x.shape, x.dtype), after) == jax.tree.map(lambda x: (x.shape, x.dtype), made)
     assert metrics["loss"].shape == ()
 
 
-KINDS = {}  # recipes that shrink to the same model need one run
-for name in EXPECTED:
-    KINDS.setdefault(architecture.scale_down(config.make(model_name=name)).replace(run_name="x").fingerprint(), name)
+def shrunk(model_name):
+    """The shrunk recipe without its names."""
+    values = architecture.scale_down(config.make(model_name=model_name)).as_dict()
+    return str([value for key, value in values.items() if key not in ("model_name", "run_name", "decoder_block")])
+
+
+KINDS = {shrunk(name): name for name in EXPECTED}  # recipes that shrink to the same model need one run
 
 
 @pytest.mark.slow

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cache
@@ -73,6 +74,7 @@ def write(folder: Path, host: Host) -> None:
     """Write `host` to the new folder `folder`, which appears when it is complete. Raises what Orbax raises."""
     import orbax.checkpoint as ocp
 
+    _hush_stragglers()
     with _checkpointer() as checkpointer:
         checkpointer.save(folder, args=ocp.args.PyTreeSave(nest(host)))
 
@@ -98,13 +100,28 @@ def to_devices(host: Host, targets: Mapping[str, Any]) -> list[Any]:
 def _checkpointer() -> Any:
     import orbax.checkpoint as ocp
 
-    logging.getLogger("absl").addFilter(_no_merge)
+    logging.getLogger("absl").addFilter(_needed)
     return ocp.Checkpointer(ocp.PyTreeCheckpointHandler(use_ocdbt=False, use_compression=False))
 
 
-def _no_merge(record: logging.LogRecord) -> bool:
-    """Drop Orbax's warning that there is nothing to merge, which is how this layout is."""
-    return "Skipping merge of OCDBT" not in record.getMessage()
+def _needed(record: logging.LogRecord) -> bool:
+    """Drop two of Orbax's messages: that there is nothing to merge, which is how this layout is, and the traceback of
+    an exception in its threads, which is raised to us as well."""
+    message = record.getMessage()
+    return "Skipping merge of OCDBT" not in message and "_SignalingThread.run() raised" not in message
+
+
+@cache
+def _hush_stragglers() -> None:
+    """Keep writes that end after another has failed from printing tracebacks: TensorStore's threads report them to an
+    event loop that Orbax has closed by then, one "unraisable" RuntimeError each. The failure itself is raised."""
+    before = sys.unraisablehook
+
+    def hook(unraisable: Any) -> None:
+        if not (unraisable.exc_type is RuntimeError and str(unraisable.exc_value) == "Event loop is closed"):
+            before(unraisable)
+
+    sys.unraisablehook = hook
 
 
 @cache

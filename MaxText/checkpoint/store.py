@@ -269,8 +269,10 @@ class Store:
     def _write(self, step: int, host: arrays.Host, meta: dict[str, Any]) -> None:
         """Everything after the host copy. In this order: state, its durability, manifest, then what may go."""
         path = self._path(step)
-        with self._writing(step, sum(array.nbytes for array in host.values())):
+        nbytes = sum(array.nbytes for array in host.values())
+        with self._writing(step, nbytes):
             self._clean()
+            _require_room(self.folder, nbytes)
             path.mkdir()
             pending = arrays.start_checksums(host)  # of what was copied, not of what was written
             arrays.write(path / _STATE, host)
@@ -364,6 +366,13 @@ def _cause(error: Exception) -> str:
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
     return f"{type(error).__name__}: {error}".splitlines()[0]
+
+
+def _require_room(folder: Path, nbytes: int) -> None:
+    """Refuse at once what cannot fit, instead of filling the disk first. Some network file systems report no size."""
+    usage = shutil.disk_usage(folder)
+    if usage.total and usage.free < nbytes:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(folder))
 
 
 def _free(folder: Path) -> str:

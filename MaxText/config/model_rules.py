@@ -178,7 +178,7 @@ def bias_moves_where_it_is(
 ) -> str | None:
     """routed_bias_update_rate needs num_experts above 1, routed_bias and a routed_score_func."""
     if routed_bias_update_rate and not (num_experts > 1 and routed_bias and routed_score_func):
-        return "there is no bias to move; set num_experts, routed_bias=true and routed_score_func=sigmoid, or the rate to 0"
+        return "there is no bias to move; set routed_bias=true with num_experts and routed_score_func, or the rate to 0"
     return None
 
 

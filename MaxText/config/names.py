@@ -71,7 +71,8 @@ _BY_SENTENCE: dict[str, str] = {
     "use ici_context_parallelism; how the sequence is split is not a setting": "context_parallel_*",
     # experts
     "experts are multiplied group by group without dropping, unless capacity_factor is above 0": """
-        sparse_matmul megablox ragged_buffer_factor use_tokamax_gmm use_gmm_v2 num_moe_token_chunks num_moe_emb_chunks""",
+        sparse_matmul megablox ragged_buffer_factor use_tokamax_gmm use_gmm_v2 num_moe_token_chunks
+        num_moe_emb_chunks""",
     "use dataset_type=synthetic for a run that measures speed": "use_random_routing",
     "how experts are sharded follows from the ici degrees": """
         use_ring_of_experts shard_exp_on_fsdp use_2d_fsdp_sharding moe_fsdp_use_two_stage_all_gather""",
@@ -112,7 +113,7 @@ _BY_SENTENCE: dict[str, str] = {
     # optimizer
     "decay falls on matrices, not on norms; set adam_weight_decay": "adamw_mask",
     "all parameters are trained; leave it out": "trainable_parameters_mask",
-    "use muon_beta and muon_weight_decay": "muon_consistent_rms",
+    "opt_type is adamw or sgd": "muon_*",
     "use gradient_clipping_threshold": "skip_step_*",
     "use dcn_data_parallelism": "enable_diloco diloco_* num_diloco_replicas",
     "use learning_rate_final_fraction": "cosine_learning_rate_final_fraction",

@@ -270,7 +270,7 @@ class Data(Group):
     eval_files: Files = key(("builtin:austen/persuasion.txt",), "text files held out; [] = none")
     packing: bool = key(True, "put several documents into one row")
     packing_type: Literal["concat_then_split"] = key("concat_then_split", "how rows are filled")
-    num_epoch: SizeOrMinusOne = key(1, "times through the training data; -1 = for ever")
+    num_epoch: SizeOrMinusOne = key(4, "passes over the training data, after which it has run out; -1 = for ever")
     enable_data_shuffling: bool = key(True, "shuffle the rows, anew in each epoch")
     data_shuffle_seed: Count = key(0, "seed of the shuffle")
     tokenizer_type: Literal["byte"] = key("byte", "byte = ids 0-255 are bytes, 256 begins and 257 ends a document")
@@ -281,7 +281,7 @@ class Data(Group):
 
 class Optimizer(Group):
     title = "optimizer"
-    opt_type: Literal["adamw", "sgd", "muon"] = key("adamw", "the optimizer")
+    opt_type: Literal["adamw", "sgd"] = key("adamw", "the optimizer")
     learning_rate: NonNegative = key(3e-3, "the peak of the schedule")
     lr_schedule_type: Literal["cosine", "wsd", "constant"] = key("cosine", "shape after warmup; wsd = stay, then decay")
     warmup_steps_fraction: Fraction = key(0.1, "part of the schedule that rises from 0 to the peak")
@@ -294,8 +294,6 @@ class Optimizer(Group):
     adam_eps: NonNegative = key(1e-8, "added to the root of the second moment")
     adam_eps_root: NonNegative = key(0.0, "added under the root")
     adam_weight_decay: NonNegative = key(0.1, "decoupled weight decay, on matrices only")
-    muon_beta: Decay = key(0.95, "muon: momentum")
-    muon_weight_decay: NonNegative = key(0.0, "muon: weight decay")
     gradient_clipping_threshold: NonNegative = key(1.0, "limit on the global norm of the gradient; 0 = off")
     z_loss_multiplier: NonNegative = key(0.0, "weight of the square of log Z in the loss; 0 = off")
 

@@ -15,8 +15,8 @@ from MaxText.layout import Layout
 
 
 class Side(NamedTuple):
-    """What a layer returns beside the stream: its cache, the keys and values that it lends, routing statistics, and what
-    its indexer has to learn."""
+    """What a layer returns beside the stream: its cache, the keys and values that it lends, routing statistics, and
+    what its indexer has to learn."""
 
     cache: Any = None
     keys: Cache | None = None

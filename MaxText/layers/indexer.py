@@ -1,9 +1,9 @@
 """The lightning indexer of sparse attention (DeepSeek-V3.2): a small scorer that chooses the keys each query sees.
 
-score[s, t] = sum over heads of weight[s, head] * relu(query[s, head] . key[t] / sqrt(I)). The choice has no gradient; with
-`indexer_loss_scaling_factor` the indexer learns by itself to score as attention attends, from inputs without gradient.
-The reference also turns queries and keys by one Hadamard matrix, for 8-bit numbers; their products do not change, and
-it is left out.
+score[s, t] = sum over heads of weight[s, head] * relu(query[s, head] . key[t] / sqrt(I)). The choice has no gradient;
+with `indexer_loss_scaling_factor` the indexer learns by itself to score as attention attends, from inputs without
+gradient. The reference also turns queries and keys by one Hadamard matrix, for 8-bit numbers; their products do not
+change, and it is left out.
 
 More letters: X heads of the indexer, I their width, R query latent."""
 
@@ -86,10 +86,8 @@ def choose(
     def local(scores: Array, mask: Array) -> Array:  # top_k knows no shardings: a wall around it
         ranked = jnp.where(mask, jax.lax.stop_gradient(scores), -jnp.inf)
         _, best = jax.lax.top_k(ranked, cfg.indexer_topk)
-        rows = [
-            jnp.arange(size).reshape(shape) for size, shape in zip(mask.shape, ((-1, 1, 1), (1, -1, 1)), strict=False)
-        ]
-        return mask & jnp.zeros_like(mask).at[(*rows, best)].set(True)
+        row, query = (jnp.arange(size) for size in mask.shape[:2])
+        return mask & jnp.zeros_like(mask).at[row[:, None, None], query[None, :, None], best].set(True)
 
     dims = layout.spec(NARROW)
     return jax.shard_map(local, in_specs=(dims, dims), out_specs=dims)(scores_BST, mask_BST)

@@ -22,23 +22,37 @@ def dot_product_attention(
     A sink is one more logit of each head, whose share of the softmax goes nowhere. A query that sees no key at all
     (padding) attends evenly to everything, which keeps it finite; nothing reads it.
     """
-    B, S, N, H = q_BSNH.shape
-    K = k_BTKH.shape[2]
-    q_BSKGH = q_BSNH.reshape(B, S, K, N // K, H)
-    logits = jnp.einsum("BSKGH,BTKH->BKGST", q_BSKGH, k_BTKH, preferred_element_type=jnp.float32)
+    logits = _scores(q_BSNH, k_BTKH)
     if soft_cap:
         logits = soft_cap * jnp.tanh(logits / soft_cap)
-    logits = jnp.where(mask_BST[:, None, None, :, :], logits, MASKED)
+    logits = jnp.where(mask_BST[:, None, :, :], logits, MASKED)
     weights = jax.nn.softmax(logits, axis=-1) if sink_N is None else _softmax_with_sink(logits, sink_N)
-    out = jnp.einsum("BKGST,BTKH->BSKGH", weights.astype(v_BTKH.dtype), v_BTKH)
-    return out.reshape(B, S, N, v_BTKH.shape[-1])
+    return _weighted(weights.astype(v_BTKH.dtype), v_BTKH)
 
 
-def _softmax_with_sink(logits_BKGST: Array, sink_N: Array) -> Array:
-    K, G = logits_BKGST.shape[1:3]
-    sink = sink_N.astype(jnp.float32).reshape(1, K, G, 1, 1)
-    largest = jax.lax.stop_gradient(jnp.maximum(logits_BKGST.max(axis=-1, keepdims=True), sink))
-    powers = jnp.exp(logits_BKGST - largest)
+# Where each query head has its own keys there is no dim of groups: a dim of size 1 costs transposes on CPU.
+def _scores(q_BSNH: Array, k_BTKH: Array) -> Float[Array, "B N S T"]:
+    B, S, N, H = q_BSNH.shape
+    T, K = k_BTKH.shape[1:3]
+    if N == K:
+        return jnp.einsum("BSNH,BTNH->BNST", q_BSNH, k_BTKH, preferred_element_type=jnp.float32)
+    q_BSKGH = q_BSNH.reshape(B, S, K, N // K, H)
+    return jnp.einsum("BSKGH,BTKH->BKGST", q_BSKGH, k_BTKH, preferred_element_type=jnp.float32).reshape(B, N, S, T)
+
+
+def _weighted(weights_BNST: Array, v_BTKH: Array) -> Float[Array, "B S N H"]:
+    B, N, S, T = weights_BNST.shape
+    K, H = v_BTKH.shape[2:]
+    if N == K:
+        return jnp.einsum("BNST,BTNH->BSNH", weights_BNST, v_BTKH)
+    weights_BKGST = weights_BNST.reshape(B, K, N // K, S, T)
+    return jnp.einsum("BKGST,BTKH->BSKGH", weights_BKGST, v_BTKH).reshape(B, S, N, H)
+
+
+def _softmax_with_sink(logits_BNST: Array, sink_N: Array) -> Array:
+    sink = sink_N.astype(jnp.float32)[None, :, None, None]
+    largest = jax.lax.stop_gradient(jnp.maximum(logits_BNST.max(axis=-1, keepdims=True), sink))
+    powers = jnp.exp(logits_BNST - largest)
     return powers / (powers.sum(axis=-1, keepdims=True) + jnp.exp(sink - largest))
 
 

@@ -1,5 +1,5 @@
-"""Multi-head latent attention (DeepSeek-V2, 2024, arXiv:2405.04434): keys and values are made from one narrow vector per
-token, which alone is cached, beside a rotated key that all heads share.
+"""Multi-head latent attention (DeepSeek-V2, 2024, arXiv:2405.04434): keys and values are made from one narrow vector
+per token, which alone is cached, beside a rotated key that all heads share.
 
 More letters: R query latent, C key/value latent, P rotated part of a head."""
 
@@ -23,7 +23,7 @@ NARROW: Axes = ("activation_batch", "activation_length", None)
 
 
 class LatentCache(NamedTuple):
-    """The normed latent and the rotated shared key of the tokens so far, and the keys of the indexer if there is one."""
+    """The normed latent and the rotated shared key of the tokens so far, and the indexer's keys if there is one."""
 
     latent_BTC: Float[Array, "B T C"]
     key_BTP: Float[Array, "B T P"]

@@ -1,9 +1,9 @@
 """Mixture of experts: each token passes the k experts that the router chose, and the shared ones if there are any.
 
 Two ways to bring tokens to experts, both exact against a loop over experts: *dropless* sorts the choices by expert and
-multiplies group by group (MegaBlocks, arXiv:2211.15841); with a *capacity* every expert takes a fixed number of choices of
-each row, first come first served, and the rest is dropped (GShard, arXiv:2006.16668). Capacity counts per row, so that
-neither the mesh nor accumulation changes what is dropped.
+multiplies group by group (MegaBlocks, arXiv:2211.15841); with a *capacity* every expert takes a fixed number of choices
+of each row, first come first served, and the rest is dropped (GShard, arXiv:2006.16668). Capacity counts per row, so
+that neither the mesh nor accumulation changes what is dropped.
 
 More letters: M = choices of the local tokens, C = capacity, k = experts per token."""
 
@@ -96,7 +96,8 @@ def _experts(
         rows = layout.axes("activation_batch") if capacity else ()
         return jax.lax.psum(y, split) if split else y, jax.lax.psum(dropped, rows) if rows else dropped
 
-    tokens = Choice(layout.spec(CHOICES), layout.spec(CHOICES))
+    choices: Any = layout.spec(CHOICES)
+    tokens = Choice(choices, choices)
     in_specs = ({n: layout.spec(dims[n]) for n in weights}, layout.spec(STREAM), tokens, layout.spec(TOKENS))
     return jax.shard_map(local, in_specs=in_specs, out_specs=(layout.spec(STREAM), layout.spec(())))(
         weights, x_BSD, choice, token_BS
@@ -120,7 +121,7 @@ def _capacity(cfg: Any, length: int) -> int:
 def _feed_forward(
     cfg: Any, weights: dict[str, Array], x: Array, matmul: Callable[..., Array], of_expert: Callable[[Array], Array]
 ) -> Array:
-    """The experts' feed-forward: `matmul` multiplies rows by their expert's matrix, `of_expert` lays out their biases."""
+    """The experts' feed-forward: `matmul` multiplies rows by their expert's matrix, `of_expert` lays out biases."""
 
     def linear(rows: Array, name: str) -> Array:
         y = checkpoint_name(matmul(rows, weights[name]), f"moe_mlp{name}")

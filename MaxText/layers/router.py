@@ -1,7 +1,7 @@
 """Which experts a token passes, with which weights, and the statistics that balance them.
 
-More letters: E experts, k experts per token. Everything here is float32. A token chooses by *scores*; the correction bias
-(DeepSeek-V3, arXiv:2412.19437) changes the choice alone, never the weights, and no gradient reaches it."""
+More letters: E experts, k experts per token. Everything here is float32. A token chooses by *scores*; the correction
+bias (DeepSeek-V3, arXiv:2412.19437) changes the choice alone, never the weights, and no gradient reaches it."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ class Routing(NamedTuple):
     """Sums over the real tokens of a batch; all of them add up over microbatches.
 
     `load` counts the tokens that chose each expert; `probability` sums what the router gave each, a distribution per
-    token. `sequence_balance` is the balance loss of each row times its tokens; `z_squared` sums (log Z)^2 of the router;
-    `dropped` counts choices beyond an expert's capacity."""
+    token. `sequence_balance` is the balance loss of each row times its tokens; `z_squared` sums (log Z)^2 of the
+    router; `dropped` counts choices beyond an expert's capacity."""
 
     load_E: Int[Array, " E"]
     probability_E: Float[Array, " E"]
@@ -79,7 +79,8 @@ def choose(cfg: Any, layout: Layout, params: dict[str, Array], logits_BSE: Float
         weight_BSk = _weights(cfg, jnp.take_along_axis(scores_BSE, expert_BSk, axis=-1))
         return Choice(expert_BSk, weight_BSk * scale_E[expert_BSk])
 
-    tokens, whole = layout.spec(LOGITS), layout.spec((None,))
+    tokens: Any = layout.spec(LOGITS)
+    whole = layout.spec((None,))
     return jax.shard_map(local, in_specs=(tokens, whole, whole), out_specs=Choice(tokens, tokens))(
         logits_BSE, bias_E, scale_E
     )

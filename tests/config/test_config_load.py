@@ -54,7 +54,7 @@ def test_later_wins(write):
     assert found["head_dim"] == (6, f"{model}:2")
     assert found["eval_steps"] == (5, f"{child}:6")
     assert found["max_target_length"] == (9, f"{Path(child).parent / 'parent.yml'}:6")
-    assert found["num_epoch"] == (1, "default")
+    assert found["num_epoch"] == (4, "default")
 
 
 def test_base_yml_is_the_defaults():

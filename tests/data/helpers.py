@@ -22,5 +22,5 @@ def open_texts(
     paths = [folder / f"{i:03}.txt" for i in range(len(texts))]
     for path, text in zip(paths, texts, strict=True):
         path.write_bytes(text)
-    cfg = make_config(**{f"{split}_files": [str(p) for p in paths]} | overrides)
+    cfg = make_config(**{f"{split}_files": [str(p) for p in paths], "num_epoch": 1} | overrides)
     return data.open_split(cfg, tokenizer.make(cfg), split, batch)

@@ -151,7 +151,7 @@ def test_the_advice_of_exhausted_data_is_right(tmp_path):
 
 
 def test_less_than_one_batch(tmp_path):
-    d = open_texts(tmp_path, [b"short"])
+    d = open_texts(tmp_path, [b"short"], num_epoch=1)
     assert d.batches == 0
     with pytest.raises(DataExhausted, match="smaller batch"):
         data.check_enough(d, 1)

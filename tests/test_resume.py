@@ -1,0 +1,171 @@
+"""Stopped anywhere and started again, a run is the unbroken run: every metric of every step, to the bit."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import threading
+from pathlib import Path
+
+import pytest
+
+from tests.runs import TOY_RUN, kept, records, run
+
+STEPS = TOY_RUN["steps"]
+# The schedule is that of the whole run, however early an attempt stops.
+WHOLE = {"learning_rate_schedule_steps": STEPS, "eval_interval": 3}
+
+
+@pytest.fixture(scope="module")
+def unbroken(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("unbroken")
+    assert run(folder, **WHOLE) == 0
+    return folder
+
+
+@pytest.fixture
+def halfway(unbroken, tmp_path) -> Path:
+    """The run as a kill leaves it: checkpoints of 2 and 4 steps, metrics of later steps already written."""
+    shutil.copytree(unbroken / "toy", tmp_path / "toy")
+    shutil.rmtree(tmp_path / "toy/checkpoints" / str(STEPS))
+    return tmp_path
+
+
+def test_the_same_command_twice_gives_the_same_to_the_bit(unbroken, tmp_path):
+    assert run(tmp_path, **WHOLE) == 0
+    assert records(tmp_path) == records(unbroken)
+    assert [r["step"] for r in records(unbroken) if "loss" in r] == list(range(STEPS))
+    assert kept(unbroken) == [2, 4, 6]
+
+
+@pytest.mark.parametrize("at", [1, 3, STEPS - 1], ids=["first", "middle", "last"])
+def test_stopped_and_resumed_is_unbroken(unbroken, tmp_path, at):
+    assert run(tmp_path, **WHOLE, steps=at) == 0
+    assert kept(tmp_path)[-1] == at
+    assert run(tmp_path, **WHOLE, start="resume") == 0
+    assert steps_only(tmp_path) == steps_only(unbroken)
+    assert [r for r in records(tmp_path) if "eval_loss" in r][-1] == [r for r in records(unbroken) if "eval_loss" in r][
+        -1
+    ]
+
+
+def steps_only(folder: Path) -> list[dict]:
+    return [record for record in records(folder) if "loss" in record]
+
+
+def test_resumed_twice_is_unbroken(unbroken, tmp_path):
+    for steps in (2, 3, STEPS):
+        assert run(tmp_path, **WHOLE, steps=steps) == 0
+    assert steps_only(tmp_path) == steps_only(unbroken)
+
+
+def test_after_a_kill_steps_are_done_again_and_written_once(unbroken, halfway, capsys):
+    assert run(halfway, **WHOLE) == 0
+    assert "RESUMED after 4 steps" in capsys.readouterr().out
+    assert records(halfway) == records(unbroken)
+
+
+def test_a_damaged_checkpoint_is_passed_over(unbroken, halfway, capsys):
+    for file in (halfway / "toy/checkpoints/4/state").rglob("*"):
+        if file.is_file() and file.stat().st_size > 4096:
+            content = bytearray(file.read_bytes())
+            content[-1] ^= 1
+            file.write_bytes(content)
+    assert run(halfway, **WHOLE) == 0
+    said = capsys.readouterr().out
+    assert "RESUMED after 2 steps" in said and "step 4" in said
+    assert records(halfway) == records(unbroken)
+
+
+@pytest.mark.parametrize(
+    "mesh", [{"ici_fsdp_parallelism": 4, "ici_tensor_parallelism": 2}, {"ici_data_parallelism": 4}]
+)
+def test_resumed_on_another_mesh(unbroken, halfway, mesh):
+    """Another order of summing: equal to a few digits, not to the bit."""
+    assert run(halfway, **WHOLE, **mesh) == 0
+    for found, wanted in zip(records(halfway), records(unbroken), strict=True):
+        assert found == pytest.approx(wanted, rel=2e-4), found["step"]
+
+
+def test_resumed_with_other_microbatches(unbroken, halfway):
+    assert run(halfway, **WHOLE, gradient_accumulation_steps=2) == 0
+    for found, wanted in zip(records(halfway), records(unbroken), strict=True):
+        assert found == pytest.approx(wanted, rel=2e-4), found["step"]
+
+
+# --- what may continue
+
+
+def test_a_complete_run_says_so(unbroken, capsys):
+    before = (unbroken / "toy/metrics.jsonl").read_bytes()
+    assert run(unbroken, **WHOLE) == 0
+    assert f"complete: {STEPS} steps" in capsys.readouterr().out
+    assert (unbroken / "toy/metrics.jsonl").read_bytes() == before
+
+
+def test_demands(halfway, tmp_path_factory, capsys):
+    empty = tmp_path_factory.mktemp("empty")
+    assert run(empty, start="resume") == 2
+    assert "start=resume" in capsys.readouterr().err and not list(empty.iterdir())
+    assert run(halfway, start="fresh") == 2
+    assert "start=fresh" in capsys.readouterr().err and kept(halfway) == [2, 4]
+
+
+def test_a_changed_schedule_is_announced(halfway, capsys):
+    assert run(halfway, learning_rate=1e-4, learning_rate_schedule_steps=12) == 0
+    said = capsys.readouterr().out
+    assert "schedule changed: learning_rate 0.003 -> 0.0001" in said
+    assert "learning_rate_schedule_steps 6 -> 12" in said and "learning rate at step 4" in said
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"data_shuffle_seed": 1}, "seed"),
+        ({"max_target_length": 32}, "length"),
+        ({"global_batch_size": 32}, "batch"),
+        ({"train_files": ["builtin:austen/sensesensibility.txt"]}, "sha"),
+    ],
+)
+def test_other_data_are_refused(halfway, capsys, change, named):
+    before = (halfway / "toy/metrics.jsonl").read_bytes()
+    assert run(halfway, **WHOLE, **change) == 2
+    message = capsys.readouterr().err
+    assert "in the checkpoint" in message and named in message and "Traceback" not in message
+    assert (halfway / "toy/metrics.jsonl").read_bytes() == before and kept(halfway) == [2, 4]
+
+
+def test_another_model_is_refused_before_anything_is_read(halfway, capsys):
+    assert run(halfway, **WHOLE, base_mlp_dim=64) == 7
+    message = capsys.readouterr().err
+    assert "wi_0" in message and "48" in message and "64" in message and "Traceback" not in message
+    assert kept(halfway) == [2, 4]
+
+
+# --- signals
+
+
+def test_sigterm_saves_and_the_same_command_is_unbroken(unbroken, tmp_path, capsys):
+    """The signal arrives while this process trains; the loop notices after the step that is running."""
+    metrics_file = tmp_path / "toy/metrics.jsonl"
+    done = threading.Event()
+
+    def watch():
+        while not done.wait(0.002):
+            if metrics_file.exists() and metrics_file.read_bytes().count(b"\n") >= 1:
+                signal.raise_signal(signal.SIGTERM)
+                return
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    try:
+        code = run(tmp_path, **WHOLE, checkpoint_period=1000)
+    finally:
+        done.set()
+        watcher.join()
+    stopped = kept(tmp_path)
+    assert code == 75 and 0 < stopped[-1] < STEPS and len(stopped) == 1
+    captured = capsys.readouterr()
+    assert "SIGTERM" in captured.err and f"{stopped[0]} steps" in captured.err
+    assert run(tmp_path, **WHOLE) == 0
+    assert steps_only(tmp_path) == steps_only(unbroken)
