@@ -1,14 +1,8 @@
 """GGUF files (llama.cpp): metadata, tensor descriptions, then blocks of numbers; Llama's architecture.
 
-<<<<<<< HEAD
 Layouts of the blocks: https://github.com/ggml-org/ggml, docs/gguf.md and src/ggml-common.h. 32 numbers share a
 float16 scale d (and offset m): Q8_0 is d * int8, Q4_0 is d * (q - 8), Q4_1 is d * q + m, with number i in the low half
 of byte i and number i + 16 in its high half."""
-=======
-Layouts of the blocks: https://github.com/ggml-org/ggml, docs/gguf.md and src/ggml-common.h. 32 numbers share a float16
-scale d (and offset m): Q8_0 is d * int8, Q4_0 is d * (q - 8), Q4_1 is d * q + m, with number i in the low half of byte
-i and number i + 16 in its high half."""
->>>>>>> arch
 
 from __future__ import annotations
 
