@@ -229,7 +229,9 @@ def output_kernel(cfg: Any, params: Any) -> tuple[Float[Array, "D V"], Axes, flo
     """(kernel, its dims, factor on the logits). Tied to the embedding, the kernel is its transpose."""
     if not cfg.logits_via_embedding:
         return params["logits"], LOGITS, 1.0
-    return params["embedding"].T, LOGITS, cfg.emb_dim**-0.5 if cfg.normalize_embedding_logits else 1.0
+    # The barrier keeps XLA from folding the transposed gradient into its bfloat16 matmul: CPU has no kernel for that.
+    kernel = jax.lax.optimization_barrier(params["embedding"].T)
+    return kernel, LOGITS, cfg.emb_dim**-0.5 if cfg.normalize_embedding_logits else 1.0
 
 
 def empty_cache(cfg: Any, layout: Layout, batch: int, length: int) -> dict[str, Any]:

@@ -75,6 +75,8 @@ def find_beginning(made: Session, store: Store) -> Beginning:
     if latest is None:
         return Beginning(notes=notes)
     notes += check_continues(made, store.manifest(latest)["meta"], latest)
+    with jax.set_mesh(made.mesh):
+        store.require_fit(latest, made.state_type)  # before anything is written
     return Beginning(latest, True, notes)
 
 
@@ -104,8 +106,8 @@ def _attempt(made: Session, records: Records, beginning: Beginning) -> int:
 
 def _device_error(error: Exception) -> MaxTextError:
     text = str(error).splitlines()[0]
-    if "RESOURCE_EXHAUSTED" not in text:
-        raise error
+    if "RESOURCE_EXHAUSTED" not in text and "ut of memory" not in text:
+        return MaxTextError(f"the compiled program failed on the device: {text}", id="run.device")
     return PlanError(
         f"the devices ran out of memory: {text}\nTry remat_policy=full, a smaller per_device_batch_size with more "
         "gradient_accumulation_steps, num_vocab_tiling, or more ici_fsdp_parallelism.",
@@ -158,6 +160,8 @@ def _first(ending: MaxTextError | None, action: Any) -> MaxTextError | None:
         action()
     except MaxTextError as error:
         return ending or error
+    except jax.errors.JaxRuntimeError as error:
+        return ending or _device_error(error)
     return ending
 
 

@@ -89,6 +89,10 @@ class Store:
         if problems := manifest.differences(self._path(step), self._manifest(step)):
             raise manifest.damaged(self._path(step), problems)
 
+    def require_fit(self, step: int, target: Any) -> None:
+        """Raise StorageError ("checkpoint.unfit", with a table) unless `step` has `target`'s arrays. Reads none."""
+        tree.require_fit(self._manifest(step).leaves, tree.named_leaves(target), f"checkpoint {self._path(step)}")
+
     def restore(self, step: int, target: Any, *, verify: bool = True) -> Any:
         """Return the state of `step` in the structure and shardings of `target`.
 
