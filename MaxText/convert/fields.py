@@ -101,7 +101,6 @@ FIELDS = {
         field("swiglu_limit", "mlp_activations_limit", law=FLOAT),
         field("swiglu_alpha", law=FLOAT),
         field("hidden_size_per_layer_input"),
-        field("vocab_size_per_layer_input"),
         field("num_kv_shared_layers"),
         field("use_double_wide_mlp"),
         field("attention_k_eq_v", "share_kv_projections"),

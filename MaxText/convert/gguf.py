@@ -1,8 +1,8 @@
 """GGUF files (llama.cpp): metadata, tensor descriptions, then blocks of numbers; Llama's architecture.
 
-Layouts of the blocks: https://github.com/ggml-org/ggml, docs/gguf.md and src/ggml-common.h. 32 numbers share a float16
-scale d (and offset m): Q8_0 is d * int8, Q4_0 is d * (q - 8), Q4_1 is d * q + m, with number i in the low half of byte
-i and number i + 16 in its high half."""
+Layouts of the blocks: https://github.com/ggml-org/ggml, docs/gguf.md and src/ggml-common.h. 32 numbers share a
+float16 scale d (and offset m): Q8_0 is d * int8, Q4_0 is d * (q - 8), Q4_1 is d * q + m, with number i in the low half
+of byte i and number i + 16 in its high half."""
 
 from __future__ import annotations
 
@@ -214,10 +214,14 @@ def recipe(file: File) -> dict[str, Any]:
     given = {key.removeprefix("llama."): value for key, value in file.metadata.items() if key.startswith("llama.")}
     given.setdefault("attention.head_count_kv", given.get("attention.head_count"))
     given.setdefault("rope.freq_base", 10_000.0)
-    missing = [key for key in _KEYS if given.get(key) is None]
-    refused = [f"llama.{key} is missing" for key in missing]
+    refused = [f"llama.{key} is missing" for key in _KEYS if given.get(key) is None]
+    if refused:
+        raise ConfigError(f"{file.path}: {'; '.join(refused)}. [convert.refused]", id="convert.refused")
     if given.get(_SCALING, "none") != "none" or "rope_freqs.weight" in file.tensors:
         refused.append(f"rope is stretched ({given.get(_SCALING, 'rope_freqs.weight')})")
+    width = given.get("attention.key_length") or given["embedding_length"] // given["attention.head_count"]
+    if given.get("rope.dimension_count", width) != width:
+        refused.append(f"rope turns {given['rope.dimension_count']} of {width} channels")
     if given.get("expert_count"):
         refused.append(f"it has {given['expert_count']} experts")
     if refused:
@@ -226,7 +230,7 @@ def recipe(file: File) -> dict[str, Any]:
     ours |= {key: int(given[name]) if key in _INT else given[name] for name, key in _KEYS.items()}
     epsilon = np.float32(ours["normalization_layer_epsilon"])  # as it was meant, not as float32 holds it
     ours["normalization_layer_epsilon"] = float(np.format_float_positional(epsilon))
-    ours["head_dim"] = given.get("attention.key_length") or given["embedding_length"] // given["attention.head_count"]
+    ours["head_dim"] = width
     ours["vocab_size"] = file.tensors["token_embd.weight"].shape[0] if "token_embd.weight" in file.tensors else 0
     ours |= {"logits_via_embedding": "output.weight" not in file.tensors, "normalize_embedding_logits": False}
     if "context_length" in given:

@@ -6,7 +6,7 @@ the same model as ours, layer by layer."""
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -145,9 +145,7 @@ def write(cfg: Any) -> tuple[Family, dict[str, Any]]:
             tried.append((1000, f"{family.name}: {' '.join(str(error).split())[:200]}"))
             continue
         different = [
-            f"{key} ({_short(wanted[key])} here, {_short(found[key])} there)"
-            for key in wanted
-            if wanted[key] != found[key]
+            f"{key} ({_short(mine)} here, {_short(other)} there)" for key, mine, other in _differences(wanted, found)
         ]
         if not different:
             return family, theirs
@@ -158,6 +156,22 @@ def write(cfg: Any) -> tuple[Family, dict[str, Any]]:
         "Nothing was written. [convert.no-family]",
         id="convert.no-family",
     )
+
+
+def _differences(here: Mapping[str, Any], there: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
+    """(key, value here, value there); of layers, the fields of the first that differs."""
+    for key in here:
+        if key != "layers" and here[key] != there[key]:
+            yield key, here[key], there[key]
+    pairs = enumerate(zip(here["layers"], there["layers"], strict=False))
+    number, pair = next(((i, pair) for i, pair in pairs if pair[0] != pair[1]), (0, None))
+    if pair:
+        left, right = map(vars, pair)
+        yield from (
+            (f"{name} of layer {number}", left[name], right[name]) for name in left if left[name] != right[name]
+        )
+    if len(here["layers"]) != len(there["layers"]):
+        yield "layers", len(here["layers"]), len(there["layers"])
 
 
 def _short(value: Any, limit: int = 90) -> str:

@@ -185,6 +185,8 @@ def _read_gemma4(theirs: Theirs) -> Ours:
         head_dim = theirs.get("global_head_dim", 512)
         heads = theirs.get("num_global_key_value_heads") if theirs.get("attention_k_eq_v") else None
     ours |= {"global_head_dim": head_dim, "global_num_kv_heads": heads or 0}
+    if theirs.get("hidden_size_per_layer_input"):
+        ours["vocab_size_per_layer_input"] = theirs["vocab_size_per_layer_input"]
     if theirs.get("enable_moe_block"):
         ours |= {
             "num_experts": theirs["num_experts"],
@@ -199,6 +201,7 @@ def _write_gemma4(cfg: Any) -> dict[str, Any]:
         "global_head_dim": cfg.global_head_dim or cfg.head_dim,
         "num_global_key_value_heads": cfg.global_num_kv_heads or None,
         "enable_moe_block": cfg.num_experts > 1,
+        "vocab_size_per_layer_input": cfg.vocab_size_per_layer_input or cfg.vocab_size,
     }
     if cfg.num_experts > 1:
         theirs |= {"num_experts": cfg.num_experts, "top_k_experts": cfg.num_experts_per_tok}
@@ -208,7 +211,7 @@ def _write_gemma4(cfg: Any) -> dict[str, Any]:
 
 GEMMA4 = part(
     _read_gemma4, _write_gemma4, "per_layer_config", "global_head_dim", "num_global_key_value_heads",
-    "enable_moe_block", "num_experts", "top_k_experts", "moe_intermediate_size",
+    "enable_moe_block", "vocab_size_per_layer_input", "num_experts", "top_k_experts", "moe_intermediate_size",
 )  # fmt: skip
 
 

@@ -48,37 +48,20 @@ def test_the_old_form_of_two_ropes():
     assert hf_config.read(old)[1] == hf_config.read(sizes | {"rope_parameters": both})[1]
 
 
-@pytest.mark.parametrize(
-    "model",
-    [
-        "llama3.1-8b",
-        "gemma2-2b",
-        "gemma3-4b",
-        "gemma3-1b",
-        "gemma4-26b-a4b",
-        "gemma4-e2b",
-        "mistral-7b-v0.1",
-        "mistral-7b-v0.3",
-        "mixtral-8x7b",
-        "qwen2.5-1.5b",
-        "qwen3-30b-a3b",
-        "deepseek-v2-lite-16b",
-        "deepseek-v2-236b",
-        "deepseek-v3-671b",
-        "kimi-k2-1t",
-        "gpt-oss-20b",
-        "olmo2-7b",
-        "olmo3-7b",
-        "llama4-scout-17b-16e",
-        "llama4-maverick-17b-128e",
-        "ministral-3-3b",
-    ],
-)
+HAVE_NO_FAMILY = {
+    "gpt3-175b": "GPT-2 of Hugging Face has another layer",
+    "deepseek-v3.2-671b": "its indexer has no table yet",
+    "mistral-large-3": "its type is not known here",
+}
+RECIPES = sorted(file.stem for file in (Path(__file__).parents[2] / "configs" / "models").glob("*.yml"))
+
+
+@pytest.mark.parametrize("model", [name for name in RECIPES if name not in HAVE_NO_FAMILY])
 def test_recipes_of_the_tree_have_a_family(model: str):
     """`write` reads its config.json back and compares layer by layer."""
     cfg = config.make(model_name=model)
     family, theirs = hf_config.write(cfg)
-    assert family.block in (cfg.decoder_block, "gemma4")
+    assert family.block in (cfg.decoder_block, cfg.decoder_block.removesuffix("_small"))
     assert theirs["num_hidden_layers"] == cfg.num_decoder_layers
 
 
