@@ -90,7 +90,7 @@ class Session:
 
 def prepare(cfg: Any) -> Session:
     """Plan and open everything that `cfg` names. Raises before anything is written; the order is cheap checks first."""
-    found = hardware.detect()
+    found = hardware.of(cfg)
     cfg, dtype_reason = hardware.resolve(cfg, found)
     tree = decoder.declare(cfg)
     plan = planner.make(cfg, tree, found)

@@ -46,6 +46,20 @@ AttentionType = Literal["global", "local_sliding", "chunk", "mla"]
 Pattern = tuple[Literal["global", "local_sliding", "chunk"], ...]
 Share = Annotated[float, Field(gt=0, le=1)]
 Files = tuple[str, ...]
+Place = Literal["remat", "device", "offload"]
+RematPolicy = Literal[
+    "none",
+    "minimal",
+    "minimal_with_context",
+    "save_dot_except_mlpwi",
+    "save_dot_except_mlp",
+    "save_qkv_proj",
+    "save_out_proj",
+    "qkv_proj_offloaded",
+    "minimal_offloaded",
+    "full",
+    "custom",
+]
 
 
 class Group(BaseModel):
@@ -65,7 +79,9 @@ class Run(Group):
     override_model_config: bool = key(
         False, "let architecture keys of command line and environment beat the model file"
     )
-    hardware: Literal["auto", "cpu", "gpu", "tpu"] = key("auto", "the platform to run on; auto = the best one present")
+    hardware: str = key(
+        "auto", "auto, cpu, gpu or tpu; or a slice to plan for, such as v5p-512, 2xv6e-256, tpu7x-4x4x8, h100-64"
+    )
     num_cpu_devices: Count = key(0, "virtual CPU devices; 0 = as many as the mesh asks for")
     steps: SizeOrMinusOne = key(800, "optimizer steps; -1 = learning_rate_schedule_steps")
     start: Literal["auto", "fresh", "resume"] = key("auto", "demand one; auto = resume if there is a checkpoint")
@@ -247,7 +263,22 @@ class Mesh(Group):
 
 class Memory(Group):
     title = "memory"
-    remat_policy: Literal["none", "minimal", "full"] = key("none", "what the backward pass computes again")
+    remat_policy: RematPolicy = key("none", "what the backward pass computes again; custom = as the next keys say")
+    decoder_layer_input: Place = key("device", "custom: the input of each layer; offload = in the host's memory")
+    query_proj: Place = key("remat", "custom: queries as they are projected")
+    key_proj: Place = key("remat", "custom: keys, likewise")
+    value_proj: Place = key("remat", "custom: values, likewise")
+    query_wa_proj: Place = key("remat", "custom, mla: compressed queries")
+    kv_wa_proj: Place = key("remat", "custom, mla: compressed keys and values")
+    kv_proj: Place = key("remat", "custom, mla: keys and values of all heads")
+    context: Place = key("remat", "custom: the output of attention, before its projection")
+    out_proj: Place = key("remat", "custom: the same after its projection")
+    mlpwi_0: Place = key("remat", "custom: the first branch of the feed-forward, before its activation")
+    mlpwi_1: Place = key("remat", "custom: its second branch")
+    mlpwo: Place = key("remat", "custom: the output of the feed-forward")
+    moe_mlpwi_0: Place = key("remat", "custom: the first branch of the experts")
+    moe_mlpwi_1: Place = key("remat", "custom: their second branch")
+    moe_mlpwo: Place = key("remat", "custom: the output of the experts")
     scan_layers: bool | None = key(
         None, "loop over one compiled layer; false = unroll, same result; none = unroll up to 4 layers"
     )
