@@ -19,7 +19,7 @@ PROJECTIONS = ("query_proj", "key_proj", "value_proj", "query_wa_proj", "kv_wa_p
 EXPERTS = ("moe_mlpwi_0", "moe_mlpwi_1", "moe_mlpwo")
 FEED_FORWARD = ("mlpwi_0", "mlpwi_1", "mlpwo", *EXPERTS)
 LAYER_INPUT = "decoder_layer_input"
-CONTEXT = "context"  # the attention's output, before its projection
+CONTEXT = "attention_out"  # before its projection; the key's name is MaxText's, `context`
 NAMES = (LAYER_INPUT, *PROJECTIONS, CONTEXT, "out_proj", *FEED_FORWARD)
 
 # What each policy keeps on the device, and in the host's memory. The input of a layer is always kept somewhere.
@@ -42,7 +42,7 @@ def places(cfg: Any) -> Mapping[str, Place]:
     if cfg.remat_policy == "none":
         return dict.fromkeys(NAMES, "device")
     if cfg.remat_policy == "custom":
-        return {name: getattr(cfg, name) for name in NAMES}
+        return {name: getattr(cfg, "context" if name == CONTEXT else name) for name in NAMES}
     kept, offloaded = _POLICIES[cfg.remat_policy]
     found: dict[str, Place] = dict.fromkeys(NAMES, "remat")
     found |= dict.fromkeys(kept, "device")

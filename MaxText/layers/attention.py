@@ -126,7 +126,7 @@ def attention(
         k, v = (k, v) if cache is None else cache
     mask = context.masks_BST[spec.reach]
     y = kernels.dot_product_attention(q, k, v, mask, cfg.attn_logits_soft_cap, params.get("sink"))
-    y = checkpoint_name(y, "context")
+    y = checkpoint_name(y, "attention_out")
     y = checkpoint_name(project(layout, "BSNH,NHD->BSD", y, params["out"], OUT, STREAM), "out_proj")
     if "out_bias" in params:
         y = y + layout.gather(params["out_bias"].astype(y.dtype), ("norm",))[None, None]

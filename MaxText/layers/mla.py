@@ -75,7 +75,7 @@ def mla(
         if cfg.indexer_loss_scaling_factor and context.token_BS is not None:
             loss = indexer.divergence(wanted, q, k, mask, context.token_BS)
     y = kernels.dot_product_attention(q, k, v, mask, cfg.attn_logits_soft_cap)
-    y = checkpoint_name(y, "context")
+    y = checkpoint_name(y, "attention_out")
     return checkpoint_name(project(layout, "BSNH,NHD->BSD", y, params["out"], OUT, STREAM), "out_proj"), cache, loss
 
 
