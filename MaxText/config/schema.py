@@ -40,9 +40,7 @@ class Run(Group):
     override_model_config: bool = key(
         False, "let architecture keys of command line and environment beat the model file"
     )
-    hardware: str = key(
-        "auto", "auto, cpu, gpu or tpu; or a slice to plan for, such as v5p-512, 2xv6e-256, tpu7x-4x4x8, h100-64"
-    )
+    hardware: str = key("auto", "auto, cpu, gpu or tpu; or a slice to plan for: v5p-512, 2xv6e-256, tpu7x-4x4x8")
     num_cpu_devices: Count = key(0, "virtual CPU devices; 0 = as many as the mesh asks for")
     steps: SizeOrMinusOne = key(800, "optimizer steps; -1 = learning_rate_schedule_steps")
     start: Literal["auto", "fresh", "resume"] = key("auto", "demand one; auto = resume if there is a checkpoint")
