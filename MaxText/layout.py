@@ -80,9 +80,9 @@ class Layout:
         """The spec of a weight while it is used: not split over the gathered axes."""
         return self.spec(dims, without=self.gathered)
 
-    def unsplit(self, dim: str) -> Layout:
-        """The same table with `dim` whole on every device: for arrays too small to split."""
-        rules = tuple((name, () if name == dim else axes) for name, axes in self.rules)
+    def unsplit(self, *dims: str) -> Layout:
+        """The same table with `dims` whole on every device: for arrays too small to split."""
+        rules = tuple((name, () if name in dims else axes) for name, axes in self.rules)
         return dataclasses.replace(self, rules=rules)
 
     def constrain(self, x: jax.Array, *dims: str | None) -> jax.Array:

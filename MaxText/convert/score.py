@@ -40,7 +40,7 @@ def place(source: Source, devices: Sequence[jax.Device] | None = None) -> Placed
     cfg, _ = hardware.resolve(source.cfg, found)
     ici, dcn = planner.mesh_degrees(cfg, found)
     sizes = {axis: ici[axis] * dcn[axis] for axis in planner.MESH_AXES}
-    layout = planner.make_layout(sizes)
+    layout = planner.make_layout(sizes).unsplit("activation_length")  # rows may have any length
     mesh = compat.explicit_mesh(np.asarray(devices).reshape(tuple(sizes.values())), planner.MESH_AXES)
     counts = pieces(source.tree)
 
