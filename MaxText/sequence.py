@@ -52,12 +52,11 @@ def permutation(order: Order, length: int) -> np.ndarray:
     return chunks[numbers].reshape(-1)
 
 
-def arrange(cfg: Any, layout: Layout, batch: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+def arrange(order: Order, batch: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Rows [..., S] on the host, from reading order to the order of the slots."""
-    how = order(cfg, layout)
-    if how.pieces == 1:
+    if order.pieces == 1:
         return dict(batch)
-    return {name: x[..., permutation(how, x.shape[-1])] for name, x in batch.items()}
+    return {name: x[..., permutation(order, x.shape[-1])] for name, x in batch.items()}
 
 
 def index(cfg: Any, layout: Layout, like_BS: Int[Array, "B S"]) -> Int[Array, "B S"]:

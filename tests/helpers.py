@@ -17,7 +17,7 @@ import numpy as np
 import optax
 from jax.sharding import Mesh, NamedSharding
 
-from MaxText import blueprint, config, decoder, optimizer, planner, sequence, state, step
+from MaxText import blueprint, config, decoder, optimizer, planner, sequence, session, state, step
 from MaxText.hardware import Hardware
 from MaxText.layout import Layout
 
@@ -86,15 +86,12 @@ class Toy:
 
     def put(self, batch: dict[str, np.ndarray]) -> dict[str, jax.Array]:
         """Rows [R, S] as microbatches [A, B, S] on the devices."""
-        sharding = NamedSharding(self.mesh, self.layout.spec((None, "activation_batch", "activation_length")))
-        parts = self.plan.microbatches
-        batch = sequence.arrange(self.cfg, self.layout, batch)
-        return {k: jax.device_put(v.reshape(parts, -1, v.shape[-1]), sharding) for k, v in batch.items()}
+        return session.put_microbatches(self.mesh, self.plan, batch)
 
     def put_rows(self, batch: dict[str, np.ndarray]) -> dict[str, jax.Array]:
         """Rows [R, S] on the devices."""
         sharding = NamedSharding(self.mesh, self.layout.spec(("activation_batch", "activation_length")))
-        batch = sequence.arrange(self.cfg, self.layout, batch)
+        batch = sequence.arrange(self.plan.order, batch)
         return {k: jax.device_put(v, sharding) for k, v in batch.items()}
 
     def gradients(self, batch: dict[str, np.ndarray]) -> tuple[dict[str, np.ndarray], dict[str, float]]:
