@@ -19,7 +19,7 @@ PACKAGE = ROOT / "MaxText"
 ORDER = """
     errors compat config hardware layout blueprint architecture flops planner layers decoder balance loss tokenizer data
     evaluate optimizer state step checkpoint runtime metrics goodput report records session screen resume loop generate
-    walk train convert cli __main__
+    convert walk train cli __main__
 """
 ROOMS = ORDER.split()
 
