@@ -7,6 +7,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from MaxText.config import data_rules as _registers_data_rules  # noqa: F401
 from MaxText.config import derive, files, kinds, names, parse, rules
 from MaxText.config import model_rules as _registers_its_rules  # noqa: F401
 from MaxText.config.origin import DEFAULT, Origin, Setting

@@ -1,0 +1,90 @@
+"""What a mesh may be for a model: every rule that refuses, with both numbers and the legal values.
+
+One function for each axis and question; `make` collects the problems of all of them before it refuses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from MaxText import blueprint
+from MaxText.layout import Layout
+
+Sizes = Mapping[str, int]  # of every mesh axis
+
+
+def legal(size: int, limit: int = 4096) -> str:
+    return ", ".join(str(n) for n in range(1, min(size, limit) + 1) if size % n == 0)
+
+
+def indivisible(cfg: Any, tree: blueprint.Blueprint, layout: Layout) -> list[str]:
+    """Every dim of a parameter that the mesh does not divide, with both numbers and the legal degrees."""
+    names = {
+        ("embed", cfg.emb_dim): "emb_dim",
+        ("heads", cfg.num_query_heads): "num_query_heads",
+        ("kv_heads", cfg.num_kv_heads): "num_kv_heads",
+        ("kv_heads", cfg.global_num_kv_heads): "global_num_kv_heads",
+        ("mlp", cfg.mlp_dim): "mlp_dim",
+        ("moe_mlp", cfg.moe_mlp_dim): "moe_mlp_dim",
+        ("latent", cfg.q_lora_rank): "q_lora_rank",
+        ("latent", cfg.kv_lora_rank): "kv_lora_rank",
+        ("vocab", cfg.vocab_size): "vocab_size",
+    }
+    used = dict.fromkeys(
+        (dim, size) for _, p in blueprint.leaves(tree) for dim, size in zip(p.axes, p.shape, strict=True) if dim
+    )
+    return [
+        f"{names.get((dim, size), dim)}={size} cannot be split {layout.ways(dim)} ways over "
+        f"{' x '.join(layout.axes(dim))}. Legal here: {legal(size)}."
+        for dim, size in used
+        if size % layout.ways(dim)
+    ]
+
+
+def batch_rows(cfg: Any, devices: int, ways: int) -> tuple[int, int, list[str]]:
+    """(rows of an optimizer step, rows of an eval batch, problems)."""
+    accumulation = cfg.gradient_accumulation_steps
+    problems = []
+    exact = cfg.global_batch_size / accumulation if cfg.global_batch_size else devices * cfg.per_device_batch_size
+    micro = int(exact)
+    given = (
+        f"global_batch_size={cfg.global_batch_size} / gradient_accumulation_steps={accumulation}"
+        if cfg.global_batch_size
+        else f"per_device_batch_size={cfg.per_device_batch_size:g} x {devices} devices"
+    )
+    if micro != exact or micro % ways or micro == 0:
+        below = max(ways, int(exact // ways * ways))
+        problems.append(
+            f"{given} gives {exact:g} rows a microbatch; they must be a whole multiple of {ways}, the ways the batch "
+            f"is split. Nearest: {below} rows, per_device_batch_size={below / devices:g}."
+        )
+    eval_exact = devices * (cfg.eval_per_device_batch_size or cfg.per_device_batch_size)
+    eval_rows = max(ways, int(eval_exact // ways * ways))
+    if eval_rows != eval_exact and cfg.eval_per_device_batch_size:
+        problems.append(
+            f"eval_per_device_batch_size={cfg.eval_per_device_batch_size:g} x {devices} devices gives {eval_exact:g} "
+            f"rows; they must be a whole multiple of {ways}. Nearest: {eval_rows / devices:g}."
+        )
+    return micro * accumulation, eval_rows, problems
+
+
+def _no_layer(axis: str) -> Callable[[Any, Sizes], list[str]]:
+    def check(cfg: Any, sizes: Sizes) -> list[str]:
+        return [
+            f"ici_{axis}_parallelism x dcn_{axis}_parallelism = {sizes[axis]}: no layer can be split over {axis} in "
+            "this version. Legal here: 1. Use fsdp, data or tensor instead."
+        ]
+
+    return check
+
+
+# Asked only where the axis is larger than one.
+OF_AXIS: dict[str, Callable[[Any, Sizes], list[str]]] = {
+    "pipeline": _no_layer("pipeline"),
+    "context": _no_layer("context"),
+}
+
+
+def unusable_axes(cfg: Any, sizes: Sizes) -> list[str]:
+    """Problems of the axes that this model cannot use, or not at this degree."""
+    return [problem for axis, check in OF_AXIS.items() if sizes[axis] > 1 for problem in check(cfg, sizes)]
