@@ -275,10 +275,7 @@ class Optimizer(Group):
 class Checkpoint(Group):
     title = "checkpoint"
     enable_checkpointing: bool = key(True, "save and resume")
-    load_parameters_path: str = key(
-        "",
-        "a fresh run begins with these weights: a run folder, a checkpoint step, a Hugging Face folder or a GGUF file",
-    )
+    load_parameters_path: str = key("", "weights to begin a fresh run with: a run, step, Hugging Face folder, GGUF file")
     async_checkpointing: bool = key(True, "write in the background while training goes on")
     checkpoint_period: Size = key(200, "steps between saves")
     save_checkpoint_on_completion: bool = key(True, "save after the last step")
