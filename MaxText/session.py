@@ -48,6 +48,12 @@ class Session:
         shardings = jax.tree.map(lambda leaf: leaf.sharding, self.state_type)
         return jax.jit(self._init, out_shardings=shardings)()
 
+    def state_of(self, params: Any) -> TrainState:
+        """A new state around `params`, which are on the devices as `state_type.params` says, and are donated."""
+        shardings = jax.tree.map(lambda leaf: leaf.sharding, self.state_type)
+        make = functools.partial(state.from_params, optimizer=self.tx)
+        return jax.jit(make, out_shardings=shardings, donate_argnums=0)(params)
+
     def _init(self) -> TrainState:
         return state.init(self.cfg, self.layout, self.plan.tree, self.tx)
 

@@ -19,7 +19,7 @@ PACKAGE = ROOT / "MaxText"
 ORDER = """
     errors compat config catalogue hardware layout sequence blueprint architecture flops planner remat layers decoder
     balance loss tokenizer data evaluate optimizer state step checkpoint runtime metrics goodput report records session
-    screen resume loop generate walk train convert cli __main__
+    screen resume loop generate convert walk train cli __main__
 """
 ROOMS = ORDER.split()
 
