@@ -26,6 +26,7 @@ from MaxText.config.fields import (
     Share,
     Size,
     SizeOrMinusOne,
+    Texts,
     key,
 )
 
@@ -216,6 +217,12 @@ class Mesh(Group):
     dcn_context_parallelism: SizeOrMinusOne = key(1, "sequence split between slices")
     dcn_tensor_parallelism: SizeOrMinusOne = key(1, "heads and feed-forward split between slices")
     num_slices: SizeOrMinusOne = key(-1, "slices; -1 = as many as there are")
+    logical_axis_rules: Texts = key(
+        (), "rows dim=axis+axis in place of the planner's, such as embed=fsdp; dim= keeps a dim whole"
+    )
+    shard_optimizer_over_data: bool = key(
+        False, "split the optimizer's state over the data axis as well (ZeRO-1); parameters stay as they are"
+    )
 
 
 class Memory(Group):

@@ -21,6 +21,7 @@ def indivisible(cfg: Any, tree: blueprint.Blueprint, layout: Layout) -> list[str
     """Every dim of a parameter that the mesh does not divide, with both numbers and the legal degrees."""
     names = {
         ("embed", cfg.emb_dim): "emb_dim",
+        ("mlp_embed", cfg.emb_dim): "emb_dim",
         ("heads", cfg.num_query_heads): "num_query_heads",
         ("kv_heads", cfg.num_kv_heads): "num_kv_heads",
         ("kv_heads", cfg.global_num_kv_heads): "global_num_kv_heads",
