@@ -47,6 +47,12 @@ class Session:
         shardings = jax.tree.map(lambda leaf: leaf.sharding, self.state_type)
         return jax.jit(self._init, out_shardings=shardings)()
 
+    def state_of(self, params: Any) -> TrainState:
+        """A new state around `params`, which are on the devices as `state_type.params` says, and are donated."""
+        shardings = jax.tree.map(lambda leaf: leaf.sharding, self.state_type)
+        make = functools.partial(state.from_params, optimizer=self.tx)
+        return jax.jit(make, out_shardings=shardings, donate_argnums=0)(params)
+
     def _init(self) -> TrainState:
         return state.init(self.cfg, self.layout, self.plan.tree, self.tx)
 
@@ -94,7 +100,7 @@ class Session:
 
 def prepare(cfg: Any) -> Session:
     """Plan and open everything that `cfg` names. Raises before anything is written; the order is cheap checks first."""
-    found = hardware.detect()
+    found = hardware.of(cfg)
     cfg, dtype_reason = hardware.resolve(cfg, found)
     tree = decoder.declare(cfg)
     plan = planner.make(cfg, tree, found)

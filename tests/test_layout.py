@@ -125,12 +125,21 @@ def test_the_users_rows_take_the_place_of_ours():
 
 
 def test_wrong_rows_are_refused_all_at_once():
-    rows = ["embed", "emed=fsdp", "embed=fdsp", "mlp=tensor+tensor", "vocab=", "vocab=tensor"]
+    rows = [
+        "embed",
+        "emed=fsdp",
+        "embed=fdsp",
+        "mlp=tensor+tensor",
+        "vocab=",
+        "vocab=tensor",
+        "embed=tensor",
+        "layers=",
+    ]
     with refused("plan.rule") as caught:
         planner.table(rows)
     text = str(caught.value)
-    assert len(text.splitlines()) == 5
-    assert all(word in text for word in ("dim=axis+axis", "did you mean embed", "did you mean fsdp", "twice"))
+    assert len(text.splitlines()) == 7
+    assert all(word in text for word in ("dim=axis+axis", "did you mean embed", "did you mean fsdp", "twice", "layers"))
 
 
 @pytest.mark.parametrize(

@@ -52,12 +52,17 @@ CUTS = {
     "unrolled-fsdp2-tensor2": (FOUR, {"scan_layers": False}),
     "minimal": (ONE, {"remat_policy": "minimal"}),
     "full": (ONE, {"remat_policy": "full"}),
+    "offloaded": (FSDP8, {"remat_policy": "custom", "decoder_layer_input": "offload", "query_proj": "offload"}),
     "minimal-unrolled": (ONE, {"remat_policy": "minimal", "scan_layers": False}),
     "chunks4": (ONE, {"num_vocab_tiling": 4}),
     "optimizer-over-data": ({"data": 2, "fsdp": 2}, {"shard_optimizer_over_data": True}),
     "user-rules": (
         {"fsdp": 2, "expert": 2, "tensor": 2},
         {"logical_axis_rules": ["embed=fsdp", "mlp_embed=", "mlp=tensor+expert+fsdp"]},
+    ),
+    "user-rules-over-data": (
+        {"data": 2, "fsdp": 2, "tensor": 2},
+        {"logical_axis_rules": ["vocab=tensor+data", "heads=data", "mlp_embed=data", "norm=data", "mlp=fsdp"]},
     ),
     "everything": (
         THREE,

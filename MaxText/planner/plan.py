@@ -74,6 +74,8 @@ def make(cfg: Any, tree: blueprint.Blueprint, hardware: Hardware) -> Plan:
     if unusable := legality.unusable_axes(cfg, sizes):
         raise PlanError("\n".join(unusable), id="plan.unused-axis")
     layout = make_layout(sizes, cfg.logical_axis_rules)
+    if unmatched := legality.unmatched_rules(cfg, tree):
+        raise PlanError("\n".join(unmatched), id="plan.rule")
     rows, eval_rows, problems = legality.batch_rows(cfg, hardware.devices, layout.ways("activation_batch"))
     problems += legality.indivisible(cfg, tree, layout)
     if problems:

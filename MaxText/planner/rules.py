@@ -38,31 +38,46 @@ RULES: tuple[tuple[str, tuple[str, ...]], ...] = (
 )
 
 
+# Dims of weights that a user may split otherwise, and over which axes. Axes of the batch are gathered for use, so any
+# dim may have them; heads, feed-forward and vocabulary may also stay split in use.
+STORED_DIMS = ("embed", "mlp_embed", "latent", "norm", "head_norm", "head_dim", "positions")
+LEGAL_AXES = dict.fromkeys(STORED_DIMS, BATCH_AXES) | dict.fromkeys(
+    ("vocab", "heads", "kv_heads", "mlp"), (*BATCH_AXES, "tensor")
+)
+
+
 def table(written: Sequence[str] = ()) -> tuple[tuple[str, tuple[str, ...]], ...]:
     """RULES with the user's rows in place of ours; a row is `dim=axis+axis`, major axis first, or `dim=` for whole.
 
     Raises:
-      PlanError: a row of another form, a dim or an axis that does not exist, a dim or an axis twice; all at once."""
-    rules, problems = dict(RULES), []
-    seen: set[str] = set()
-    for row in written:
-        dim, equals, right = row.replace(" ", "").partition("=")
-        axes = tuple(right.split("+")) if right else ()
-        if not equals:
-            problems.append(f"{row!r} is no rule; write dim=axis+axis, such as embed=fsdp+expert.")
-        elif dim not in rules:
-            problems.append(f"{row!r}: nothing has a dim {dim!r}{_near(dim, rules)}. Dims: {', '.join(rules)}.")
-        elif unknown := [axis for axis in axes if axis not in MESH_AXES]:
-            near = _near(unknown[0], MESH_AXES)
-            problems.append(f"{row!r}: the mesh has no axis {unknown[0]!r}{near}. Axes: {', '.join(MESH_AXES)}.")
-        elif len(set(axes)) < len(axes) or dim in seen:
-            problems.append(f"{row!r}: {'an axis' if dim not in seen else f'the dim {dim!r}'} stands twice; keep one.")
-        else:
-            rules[dim] = axes
-        seen.add(dim)
+      PlanError: a row of another form, a dim or an axis that is not the user's, one that stands twice; all at once."""
+    rows = [row.replace(" ", "").partition("=") for row in written]
+    split = [(dim, tuple(right.split("+")) if right else ()) for dim, _, right in rows]
+    earlier = [{dim for dim, _ in split[:i]} for i in range(len(split))]
+    problems = [
+        f"logical_axis_rules: {row!r}: {problem}"
+        for row, (dim, axes), seen in zip(written, split, earlier, strict=True)
+        if (problem := _problem("=" in row, dim, axes, seen))
+    ]
     if problems:
-        raise PlanError("\n".join(f"logical_axis_rules: {problem}" for problem in problems), id="plan.rule")
-    return tuple(rules.items())
+        raise PlanError("\n".join(problems), id="plan.rule")
+    return tuple((dict(RULES) | dict(split)).items())
+
+
+def _problem(has_sides: bool, dim: str, axes: tuple[str, ...], seen: set[str]) -> str:
+    if not has_sides:
+        return "no rule; write dim=axis+axis, such as embed=fsdp+expert."
+    if dim not in LEGAL_AXES:
+        return (
+            f"no dim {dim!r} that can be split otherwise{_near(dim, LEGAL_AXES)}. Legal here: {', '.join(LEGAL_AXES)}."
+        )
+    for axis in axes:
+        if axis not in LEGAL_AXES[dim]:
+            near = _near(axis, LEGAL_AXES[dim])
+            return f"{dim} cannot be split over {axis!r}{near}. Legal here: {', '.join(LEGAL_AXES[dim])}."
+    if dim in seen or len(set(axes)) < len(axes):
+        return f"{'the dim' if dim in seen else 'an axis'} stands twice; keep one."
+    return ""
 
 
 def _near(word: str, known: Iterable[str]) -> str:
@@ -72,4 +87,4 @@ def _near(word: str, known: Iterable[str]) -> str:
 
 def make_layout(mesh_shape: Mapping[str, int], rules: Sequence[str] = ()) -> Layout:
     """The table, with the user's `rules` in it, on a mesh of this shape."""
-    return Layout(table(rules), tuple(mesh_shape.items()), frozenset(ZERO_AXES))
+    return Layout(table(rules), tuple(mesh_shape.items()), frozenset(BATCH_AXES))
