@@ -223,7 +223,7 @@ class Mesh(Group):
         (), "rows dim=axis+axis in place of the planner's, such as embed=fsdp; dim= keeps a dim whole"
     )
     shard_optimizer_over_data: bool = key(
-        False, "split the optimizer's state over the data axis as well (ZeRO-1); parameters stay as they are"
+        False, "split the state of the optimizer, not the parameters, over the data axis too (ZeRO-1)"
     )
 
 
