@@ -14,7 +14,7 @@ from MaxText import blueprint
 from MaxText.architecture import LayerSpec
 from MaxText.catalogue import Slice
 from MaxText.cost import torus
-from MaxText.cost.sizes import BYTES, Layers, Sizes
+from MaxText.cost.sizes import BYTES, Layers, Sizes, used
 from MaxText.cost.work import expert_rows, redone
 from MaxText.layout import Layout
 from MaxText.planner import Plan
@@ -97,10 +97,14 @@ def of_activations(cfg: Any, spec: LayerSpec, layout: Layout, size: Sizes) -> li
     """Sums over tensor axes, exchange of tokens between experts, keys and values of a split sequence."""
     again, stream = redone(cfg), size.itemsize * size.tokens * cfg.emb_dim
     found = []
-    if heads := layout.axes("heads"):
+
+    def split(dim: str) -> tuple[str, ...]:
+        return tuple(axis for axis in layout.axes(dim) if axis not in layout.gathered)
+
+    if heads := split("heads"):
         readers = 3 if not spec.latent else 2
         found.append(Transfer("attention out", "all-reduce", heads, stream, 1, readers + again["out_proj"], False))
-    if wide := (layout.axes("mlp") if spec.ffn != "moe" else layout.axes("moe_mlp")):
+    if wide := (split("mlp") if spec.ffn != "moe" else split("moe_mlp")):
         readers = len(cfg.mlp_activations) if spec.ffn != "moe" else 1
         found.append(Transfer("feed-forward out", "all-reduce", wide, stream, 1, readers, False))
     if spec.experts and (experts := layout.axes("experts")):
@@ -108,7 +112,7 @@ def of_activations(cfg: Any, spec: LayerSpec, layout: Layout, size: Sizes) -> li
         found.append(Transfer("tokens to experts", "all-to-all", experts, rows, 1, 1 + again["all"], False))
         found.append(Transfer("tokens back", "all-to-all", experts, rows, 1, 1 + again["moe_mlpwo"], False))
     if length := layout.axes("activation_length"):
-        heads_here = spec.kv_heads / layout.ways("kv_heads")
+        heads_here = spec.kv_heads / used(layout, "kv_heads")
         both = size.itemsize * size.tokens * layout.ways("activation_length") * heads_here
         both *= spec.head_dim + spec.value_dim
         found.append(Transfer("keys and values", "all-gather", length, both, 1, 1, False))
@@ -125,7 +129,7 @@ def of_rest(cfg: Any, tree: blueprint.Blueprint, layout: Layout, size: Sizes) ->
     """Of everything outside the layers: embedding, head, norms."""
     outside = {name: node for name, node in tree.items() if name not in ("decoder", "mtp")}
     found = of_weights(outside, 1, layout, cfg)
-    if vocab := layout.axes("vocab"):
+    if vocab := tuple(axis for axis in layout.axes("vocab") if axis not in layout.gathered):
         stream = size.itemsize * size.tokens * cfg.emb_dim
         found.append(Transfer("embedding rows", "all-reduce", vocab, stream, 1, 1, False))
     return found

@@ -8,7 +8,7 @@ from typing import Any
 
 from MaxText import blueprint, remat
 from MaxText.architecture import LayerSpec
-from MaxText.cost.sizes import BYTES, Layers, Sizes, layers, per_device, sizes
+from MaxText.cost.sizes import BYTES, Layers, Sizes, layers, per_device, sizes, used
 from MaxText.cost.work import expert_rows, redone
 from MaxText.layout import Layout
 from MaxText.planner import Plan
@@ -47,7 +47,7 @@ def flash(cfg: Any, platform: str, spec: LayerSpec) -> bool:
 
 def named(cfg: Any, spec: LayerSpec, layout: Layout, size: Sizes) -> dict[str, float]:
     """Bytes of every named intermediate of one layer that the backward pass reads, and of which a layer has one."""
-    heads, kv_heads = spec.query_heads / layout.ways("heads"), spec.kv_heads / layout.ways("kv_heads")
+    heads, kv_heads = spec.query_heads / used(layout, "heads"), spec.kv_heads / used(layout, "kv_heads")
     branches = len(cfg.mlp_activations)
     widths = {remat.LAYER_INPUT: cfg.emb_dim, "query_proj": heads * spec.head_dim, "out_proj": cfg.emb_dim}
     widths[remat.CONTEXT] = heads * spec.value_dim
@@ -57,14 +57,14 @@ def named(cfg: Any, spec: LayerSpec, layout: Layout, size: Sizes) -> dict[str, f
         widths["kv_proj"] = heads * (spec.latent.nope_dim + spec.latent.value_dim)
     elif spec.keys != "borrowed":
         widths |= {"key_proj": kv_heads * spec.head_dim, "value_proj": kv_heads * spec.head_dim}
-    dense = spec.mlp_dim / layout.ways("mlp") if spec.ffn != "moe" else 0
-    dense += cfg.shared_experts * cfg.moe_mlp_dim / layout.ways("mlp") if spec.ffn == "moe" else 0
+    dense = spec.mlp_dim / used(layout, "mlp") if spec.ffn != "moe" else 0
+    dense += cfg.shared_experts * cfg.moe_mlp_dim / used(layout, "mlp") if spec.ffn == "moe" else 0
     widths |= {f"mlpwi_{i}": dense for i in range(branches)}
     widths["mlpwo"] = cfg.emb_dim if cfg.use_post_ffw_norm and spec.ffn != "moe" else 0
     found = {name: size.itemsize * size.tokens * width for name, width in widths.items()}
     if spec.experts:
         rows = size.itemsize * expert_rows(cfg, size)
-        found |= {f"moe_mlpwi_{i}": rows * cfg.moe_mlp_dim / layout.ways("moe_mlp") for i in range(branches)}
+        found |= {f"moe_mlpwi_{i}": rows * cfg.moe_mlp_dim / used(layout, "moe_mlp") for i in range(branches)}
         found["moe_mlpwo"] = rows * cfg.emb_dim
     return found
 
@@ -72,19 +72,19 @@ def named(cfg: Any, spec: LayerSpec, layout: Layout, size: Sizes) -> dict[str, f
 def unnamed(cfg: Any, spec: LayerSpec, layout: Layout, size: Sizes, flashes: bool) -> float:
     """Bytes of what else the backward pass of a layer reads: norms' outputs, rotated heads, activations in float32,
     attention weights where they are written out."""
-    heads, kv_heads = spec.query_heads / layout.ways("heads"), spec.kv_heads / layout.ways("kv_heads")
+    heads, kv_heads = spec.query_heads / used(layout, "heads"), spec.kv_heads / used(layout, "kv_heads")
     numbers = 3 * cfg.emb_dim + (heads + kv_heads) * spec.head_dim
-    numbers += spec.mlp_dim / layout.ways("mlp") if spec.ffn != "moe" else 0
+    numbers += spec.mlp_dim / used(layout, "mlp") if spec.ffn != "moe" else 0
     found = size.itemsize * size.tokens * numbers
     if spec.experts:
         rows = size.itemsize * expert_rows(cfg, size)
-        found += rows * (cfg.emb_dim + cfg.moe_mlp_dim / layout.ways("moe_mlp"))
+        found += rows * (cfg.emb_dim + cfg.moe_mlp_dim / used(layout, "moe_mlp"))
     return found + (0.0 if flashes else scores(spec, layout, size, size.itemsize))
 
 
 def scores(spec: LayerSpec, layout: Layout, size: Sizes, itemsize: int) -> float:
     """Bytes of one array [rows, heads, queries, keys]."""
-    return itemsize * size.tokens * size.length * spec.query_heads / layout.ways("heads")
+    return itemsize * size.tokens * size.length * spec.query_heads / used(layout, "heads")
 
 
 def saved(cfg: Any, one: Layers, layout: Layout, size: Sizes, flashes: bool) -> tuple[float, float]:
@@ -142,14 +142,14 @@ def _gradients(cfg: Any, plan: Plan) -> float:
 
 def _logits(cfg: Any, layout: Layout, size: Sizes) -> float:
     """Logits of a microbatch (a chunk of them with num_vocab_tiling) in float32 with their gradient."""
-    vocab = cfg.vocab_size / layout.ways("vocab") / cfg.num_vocab_tiling
+    vocab = cfg.vocab_size / used(layout, "vocab") / cfg.num_vocab_tiling
     return size.tokens * vocab * (4 + 4)
 
 
 def _experts(cfg: Any, spec: LayerSpec, layout: Layout, size: Sizes) -> float:
     """Rows brought to the experts and back, with their gradients."""
     rows = expert_rows(cfg, size)
-    return size.itemsize * rows * (3 * cfg.emb_dim + 3 * cfg.moe_mlp_dim / layout.ways("moe_mlp"))
+    return size.itemsize * rows * (3 * cfg.emb_dim + 3 * cfg.moe_mlp_dim / used(layout, "moe_mlp"))
 
 
 def _layer(cfg: Any, one: Layers, layout: Layout, size: Sizes, flashes: bool) -> float:

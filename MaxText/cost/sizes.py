@@ -36,6 +36,12 @@ class Layers:
     tree: blueprint.Blueprint
 
 
+def used(layout: Layout, dim: str) -> int:
+    """Into how many pieces a dim of a weight is split while it is used: the axes over which it is gathered left out."""
+    found = dict(layout.sizes)
+    return int(np.prod([found[axis] for axis in layout.axes(dim) if axis not in layout.gathered], dtype=int))
+
+
 def sizes(cfg: Any, plan: Plan) -> Sizes:
     """The sizes of a planned run."""
     rows = plan.global_batch_size / plan.microbatches / plan.layout.ways("activation_batch")

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from MaxText import flops, remat
 from MaxText.architecture import LayerSpec
-from MaxText.cost.sizes import Sizes
+from MaxText.cost.sizes import Sizes, used
 from MaxText.layout import Layout
 
 Kind = Literal["matmul", "grouped", "attention", "stream"]
@@ -38,7 +38,7 @@ def _matmul(name: str, m: float, k: float, n: float, size: Sizes, again: bool, k
 
 
 def _projections(cfg: Any, spec: LayerSpec, layout: Layout, size: Sizes, again: Mapping[str, bool]) -> list[Op]:
-    m, d, ways = size.tokens, cfg.emb_dim, layout.ways("heads")
+    m, d, ways = size.tokens, cfg.emb_dim, used(layout, "heads")
     heads = spec.query_heads / ways
     if spec.latent:
         r, c, p = spec.latent.query_rank, spec.latent.key_value_rank, spec.latent.rope_dim
@@ -52,7 +52,7 @@ def _projections(cfg: Any, spec: LayerSpec, layout: Layout, size: Sizes, again: 
         found += [_matmul("kv_a", m, d, c + p, size, again["kv_wa_proj"])]
         found += [_matmul("kv_b", m, c, wide, size, again["kv_proj"])]
     else:
-        narrow = spec.kv_heads / layout.ways("kv_heads") * spec.head_dim
+        narrow = spec.kv_heads / used(layout, "kv_heads") * spec.head_dim
         found = [_matmul("query", m, d, heads * spec.head_dim, size, again["query_proj"])]
         if spec.keys != "borrowed":
             found += [_matmul("key", m, d, narrow, size, again["key_proj"])]
@@ -63,7 +63,7 @@ def _projections(cfg: Any, spec: LayerSpec, layout: Layout, size: Sizes, again: 
 def _attention(spec: LayerSpec, layout: Layout, size: Sizes, again: bool, flash: bool) -> Op:
     """Scores and weighted sum. A flash kernel skips what the mask hides and makes the scores again in its backward
     pass; plain XLA computes all of them and writes them out in float32."""
-    heads, width = spec.query_heads / layout.ways("heads"), spec.head_dim + spec.value_dim
+    heads, width = spec.query_heads / used(layout, "heads"), spec.head_dim + spec.value_dim
     if flash:
         seen = flops.keys_seen(spec.reach, size.length)
         moved = size.itemsize * size.tokens * heads * width * 2
@@ -91,7 +91,7 @@ def expert_rows(cfg: Any, size: Sizes) -> float:
 
 
 def _experts(cfg: Any, spec: LayerSpec, layout: Layout, size: Sizes, again: Mapping[str, bool]) -> list[Op]:
-    m, d, width = size.tokens, cfg.emb_dim, cfg.moe_mlp_dim / layout.ways("moe_mlp")
+    m, d, width = size.tokens, cfg.emb_dim, cfg.moe_mlp_dim / used(layout, "moe_mlp")
     rows, branches = expert_rows(cfg, size), len(cfg.mlp_activations)
     local = cfg.num_experts / layout.ways("experts")
 
@@ -121,14 +121,14 @@ def of_layer(cfg: Any, spec: LayerSpec, layout: Layout, size: Sizes, flash: bool
     """Every operation of a layer."""
     again = redone(cfg)
     m, d = size.tokens, cfg.emb_dim
-    rotated = spec.query_heads / layout.ways("heads") + spec.kv_heads / layout.ways("kv_heads")
+    rotated = spec.query_heads / used(layout, "heads") + spec.kv_heads / used(layout, "kv_heads")
     found = [Op("norms and sums", "stream", 0, size.itemsize * m * d * 8, again["all"])]
     found += [Op("rope", "stream", 0, size.itemsize * m * rotated * spec.head_dim * 2, again["all"])]
     found += _projections(cfg, spec, layout, size, again)
     kept = not again[remat.CONTEXT] and flash
     found += [_attention(spec, layout, size, not kept and again["all"], flash)]
     if spec.ffn != "moe":
-        found += _dense(cfg, "mlp", spec.mlp_dim / layout.ways("mlp"), size, again)
+        found += _dense(cfg, "mlp", spec.mlp_dim / used(layout, "mlp"), size, again)
     if spec.experts:
         found += _experts(cfg, spec, layout, size, again)
     return found
@@ -136,7 +136,7 @@ def of_layer(cfg: Any, spec: LayerSpec, layout: Layout, size: Sizes, flash: bool
 
 def of_head(cfg: Any, layout: Layout, size: Sizes) -> list[Op]:
     """The output head and the loss over its logits, once, and once for each further prediction."""
-    vocab = cfg.vocab_size / layout.ways("vocab")
+    vocab = cfg.vocab_size / used(layout, "vocab")
     tiled = cfg.num_vocab_tiling > 1
     once = [
         _matmul("head", size.tokens, cfg.emb_dim, vocab, size, tiled),
