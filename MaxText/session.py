@@ -11,7 +11,7 @@ import numpy as np
 import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from MaxText import data, decoder, hardware, optimizer, planner, state, step, tokenizer
+from MaxText import data, decoder, hardware, optimizer, planner, sequence, state, step, tokenizer
 from MaxText.layout import Layout
 from MaxText.state import TrainState
 
@@ -21,6 +21,7 @@ BATCH_DIMS = ("activation_batch", "activation_length")
 def put_microbatches(mesh: Mesh, plan: planner.Plan, batch: dict[str, np.ndarray]) -> dict[str, jax.Array]:
     """Rows [A * B, S] of one optimizer step to microbatches [A, B, S] on the devices of `mesh`."""
     sharding = NamedSharding(mesh, plan.layout.spec((None, *BATCH_DIMS)))
+    batch = sequence.arrange(plan.order, batch)
     return {k: jax.device_put(v.reshape(plan.microbatches, -1, v.shape[-1]), sharding) for k, v in batch.items()}
 
 
@@ -92,6 +93,7 @@ class Session:
     def put_eval(self, batch: dict[str, np.ndarray]) -> dict[str, jax.Array]:
         """Rows [B, S] to the devices."""
         sharding = NamedSharding(self.mesh, self.layout.spec(BATCH_DIMS))
+        batch = sequence.arrange(self.plan.order, batch)
         return {k: jax.device_put(v, sharding) for k, v in batch.items()}
 
     def compile_step(self) -> jax.stages.Compiled:

@@ -17,7 +17,7 @@ import numpy as np
 import optax
 from jax.sharding import Mesh, NamedSharding
 
-from MaxText import blueprint, config, decoder, optimizer, planner, session, state, step
+from MaxText import blueprint, config, decoder, optimizer, planner, sequence, session, state, step
 from MaxText.hardware import Hardware
 from MaxText.layout import Layout
 
@@ -93,6 +93,7 @@ class Toy:
     def put_rows(self, batch: dict[str, np.ndarray]) -> dict[str, jax.Array]:
         """Rows [R, S] on the devices."""
         sharding = NamedSharding(self.mesh, self.layout.spec(("activation_batch", "activation_length")))
+        batch = sequence.arrange(self.plan.order, batch)
         return {k: jax.device_put(v, sharding) for k, v in batch.items()}
 
     def gradients(self, batch: dict[str, np.ndarray]) -> tuple[dict[str, np.ndarray], dict[str, float]]:

@@ -82,7 +82,7 @@ def test_slices_that_are_not_there_are_refused():
         plan(8, slices=2, dcn_data_parallelism=3)
 
 
-@pytest.mark.parametrize("axis", ("pipeline", "context"))
+@pytest.mark.parametrize("axis", ("pipeline",))
 def test_an_axis_without_a_use_is_refused(axis):
     with refused("plan.unused-axis", axis, 2):
         plan(8, **{f"ici_{axis}_parallelism": 2})

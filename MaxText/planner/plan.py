@@ -7,7 +7,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from MaxText import blueprint, flops
+from MaxText import blueprint, flops, sequence
 from MaxText.errors import PlanError
 from MaxText.hardware import Hardware
 from MaxText.layout import Layout
@@ -23,6 +23,7 @@ class Plan:
     ici: dict[str, int]
     dcn: dict[str, int]
     layout: Layout
+    order: sequence.Order
     tree: blueprint.Blueprint
     devices: int
     global_batch_size: int
@@ -102,6 +103,7 @@ def make(cfg: Any, tree: blueprint.Blueprint, hardware: Hardware) -> Plan:
         ici=ici,
         dcn=dcn,
         layout=layout,
+        order=sequence.order(cfg, layout),
         tree=tree,
         devices=hardware.devices,
         global_batch_size=rows,
