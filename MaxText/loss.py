@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from MaxText import decoder, sequence
-from MaxText.layers import kernels
+from MaxText.layers import dot_product
 from MaxText.layers.router import Routing
 from MaxText.layout import Axes, Layout, project
 
@@ -57,7 +57,7 @@ def _finish(cfg: Any, raw: Array, factor: float, chunk: Array | int = 0, chunks:
     if out.shape[-1] * chunks == cfg.vocab_size:
         return out
     ids = jnp.arange(out.shape[-1]) * chunks + chunk
-    return jnp.where((ids < cfg.vocab_size)[None, None], out, kernels.MASKED)
+    return jnp.where((ids < cfg.vocab_size)[None, None], out, dot_product.MASKED)
 
 
 def token_loss(
