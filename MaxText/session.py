@@ -11,7 +11,7 @@ import numpy as np
 import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from MaxText import data, decoder, hardware, optimizer, planner, sequence, state, step, tokenizer
+from MaxText import data, decoder, forecast, hardware, optimizer, planner, sequence, state, step, tokenizer
 from MaxText.layout import Layout
 from MaxText.state import TrainState
 
@@ -126,6 +126,7 @@ def prepare(cfg: Any) -> Session:
     cfg, dtype_reason = hardware.resolve(cfg, found)
     tree = decoder.declare(cfg)
     plan = planner.make(cfg, tree, found)
+    forecast.require_room(forecast.of_plan(cfg, found, plan))
     words = tokenizer.make(cfg)
     train = data.open_split(cfg, words, "train", plan.global_batch_size)
     data.check_enough(train, cfg.steps)

@@ -12,11 +12,12 @@ from typing import Any
 
 import jax
 
-from MaxText import decoder, goodput, report, runtime, screen, session
+from MaxText import catalogue, decoder, forecast, goodput, report, runtime, screen, session
 from MaxText.checkpoint import Store
 from MaxText.convert import start
 from MaxText.convert.source import Source
 from MaxText.errors import ConfigError, MaxTextError, NonFiniteError, PlanError, StorageError
+from MaxText.forecast import verb
 from MaxText.generate import generate
 from MaxText.loop import Loop
 from MaxText.records import Records
@@ -37,11 +38,14 @@ class Beginning:
 
 def walk(cfg: Any) -> int:
     """One attempt, from a valid config to the exit code."""
+    if cfg.plan_only and catalogue.is_slice(cfg.hardware):
+        print(verb.fitting(verb.of_config(cfg)))
+        return 0
     with runtime.Signals() as signals:
         made = session.prepare(cfg)
         cfg = made.cfg
         if cfg.plan_only:
-            print(screen.plan_only(made))
+            print(verb.fitting(forecast.of_plan(cfg, made.hardware, made.plan)))
             return 0
         store = Store(
             cfg.run_folder / "checkpoints", keep=cfg.max_num_checkpoints_to_keep, asynchronous=cfg.async_checkpointing

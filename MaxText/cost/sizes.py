@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
-
-import numpy as np
 
 from MaxText import architecture, blueprint
 from MaxText.architecture import LayerSpec
@@ -39,7 +38,7 @@ class Layers:
 def used(layout: Layout, dim: str) -> int:
     """Into how many pieces a dim of a weight is split while it is used: the axes over which it is gathered left out."""
     found = dict(layout.sizes)
-    return int(np.prod([found[axis] for axis in layout.axes(dim) if axis not in layout.gathered], dtype=int))
+    return math.prod(found[axis] for axis in layout.axes(dim) if axis not in layout.gathered)
 
 
 def sizes(cfg: Any, plan: Plan) -> Sizes:
@@ -63,8 +62,7 @@ def layers(cfg: Any, tree: blueprint.Blueprint) -> list[Layers]:
 def pieces(tree: blueprint.Blueprint, layout: Layout) -> Iterator[tuple[str, blueprint.Param, float]]:
     """(path, parameter, numbers of it on one device)."""
     for path, param in blueprint.leaves(tree):
-        ways = np.prod([layout.ways(dim) for dim in param.axes], dtype=float)
-        yield path, param, param.size / ways
+        yield path, param, param.size / math.prod(layout.ways(dim) for dim in param.axes)
 
 
 def per_device(tree: blueprint.Blueprint, layout: Layout, dtype: str) -> float:

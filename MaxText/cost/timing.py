@@ -82,8 +82,8 @@ class Seconds:
     stragglers: float
 
 
-def _work(ops: Sequence[Op], where: Slice, dtype: str, way: str) -> dict[str, float]:
-    """Ideal seconds of operations by kind, forward or backward."""
+def _work(ops: Sequence[Op], where: Slice, dtype: str, way: str) -> dict[str, Any]:
+    """Fields of a Pass: ideal seconds of operations by kind, forward or backward."""
     chip, parts = where.chip, where.chip.devices_per_chip
     found = dict.fromkeys(("matmul", "grouped", "attention", "tiles", "stream"), 0.0)
     for op in ops:
@@ -98,7 +98,7 @@ def _work(ops: Sequence[Op], where: Slice, dtype: str, way: str) -> dict[str, fl
     return found
 
 
-def _traffic(transfers: Sequence[Transfer], links: Links, way: str) -> dict[str, tuple[float, float]]:
+def _traffic(transfers: Sequence[Transfer], links: Links, way: str) -> dict[str, Any]:
     inside, across = [0.0, 0.0], [0.0, 0.0]
     for one in transfers:
         fast, slow = links.seconds(one)
