@@ -28,6 +28,8 @@ DEEPSEEK = {
     "model_name": "deepseek-v3-671b",
     "hardware": "tpu7x-8x8x16",
     "per_device_batch_size": 4.0,
+    "ici_fsdp_parallelism": 512,
+    "ici_tensor_parallelism": 4,
     "max_target_length": 4096,
     "remat_policy": "full",
     "scan_layers": True,
@@ -88,7 +90,8 @@ def test_no_backend_is_started(tmp_path):
         ({"hardware": "v5p-8x8x9"}, "plan.slice-shape", ("8x8x9", "v5p-8x8x8")),
         ({"ici_fsdp_parallelism": 3}, "plan.mesh", ("3", "2048")),
         ({"ici_tensor_parallelism": 5, "ici_fsdp_parallelism": -1}, "plan.mesh", ("5", "2048")),
-        ({"global_batch_size": 1000}, "plan.divisibility", ("1000", "2048")),
+        ({"global_batch_size": 1000}, "plan.divisibility", ("1000", "512")),
+        ({"ici_fsdp_parallelism": 2048, "ici_tensor_parallelism": 1}, "plan.divisibility", ("512", "2048", "Legal here")),
         ({"ici_fsdp_parallelism": 8, "ici_tensor_parallelism": 256}, "plan.divisibility", ("128", "256", "Legal here")),
     ],
 )
@@ -126,14 +129,15 @@ def test_explanations_follow_an_array_to_its_axes(deepseek):
 
 
 def test_warnings_name_what_may_be_a_mistake():
-    small = {"model_name": "llama3.1-8b", "hardware": "2xv5p-64", "per_device_batch_size": 4.0}
+    free = {"ici_fsdp_parallelism": -1, "ici_tensor_parallelism": 1}
+    small = {"model_name": "llama3.1-8b", "hardware": "2xv5p-64", "per_device_batch_size": 4.0} | free
     across = made(**small, dcn_fsdp_parallelism=2, dcn_data_parallelism=1)
     assert any("dcn_fsdp_parallelism" in warning for warning in across.warnings)
     assert not any("dcn_" in warning for warning in made(**small).warnings)
     dense = made(**small, ici_expert_parallelism=2)
     assert any("no experts" in warning for warning in dense.warnings)
-    assert any("announced" in warning for warning in made(model_name="llama3.1-8b", hardware="tpu8t-64").warnings)
-    narrow = made(model_name="qwen3-30b-a3b", hardware="v6e-64", ici_tensor_parallelism=4)
+    assert any("announced" in warning for warning in made(**free, model_name="llama3.1-8b", hardware="tpu8t-64").warnings)
+    narrow = made(**(free | {"ici_tensor_parallelism": 4}), model_name="qwen3-30b-a3b", hardware="v6e-64")
     assert any("matrix unit" in warning for warning in narrow.warnings)
 
 
