@@ -176,6 +176,18 @@ NOT_THE_MODEL = [
     "scan_layers",
 ]
 
+# These it may hold although they are a run's: MaxText's files of GPT-3 do.
+OF_THE_RUN = {
+    "opt_type",
+    "adam_b1",
+    "adam_b2",
+    "adam_eps",
+    "adam_weight_decay",
+    "gradient_clipping_threshold",
+    "max_target_length",
+}
+SAME_VALUE = {"adam_pax": "adamw"}  # Pax writes Adam's bias correction otherwise; the numbers are the same
+
 NOT_OFFERED: dict[str, str] = {name: text for text, names in _BY_SENTENCE.items() for name in names.split()}
 """Keys that people know from other versions (patterns with `*`) → one sentence: what to do instead."""
 

@@ -69,6 +69,15 @@ WITHOUT_EFFECT = {
     "eoi_token_index",
     "is_llama_config",
     "rope_interleaved",
+    "embd_pdrop",
+    "resid_pdrop",
+    "attn_pdrop",
+    "summary_type",
+    "summary_use_proj",
+    "summary_activation",
+    "summary_first_dropout",
+    "summary_proj_to_labels",
+    "task_specific_params",
     "router_aux_loss_weight",
 }
 
@@ -222,6 +231,25 @@ FAMILIES = (
         given=LATENT_GIVEN | {"routed_score_func": "sigmoid", "routed_bias": True, "norm_sigmoid_scores": True},
         only=LATENT_ONLY | {"norm_topk_prob": (True,), "scoring_func": ("sigmoid",), "topk_method": ("noaux_tc",)},
         defaults=LATENT_DEFAULTS | {"rope_interleave": True}, other_names=("kimi_k2",),
+    ),
+    Family(
+        "deepseek_v32", "DeepseekV32ForCausalLM", "deepseek", LATENT_ROWS + rows.INDEXER + rows.EXPERTS_APART,
+        (*LATENT, "n_group", "topk_group", "index_n_heads", "index_head_dim", "index_topk"),
+        (parts.rope(latent=True), parts.LATENT, parts.INDEXED),
+        given=LATENT_GIVEN | {"routed_score_func": "sigmoid", "routed_bias": True, "norm_sigmoid_scores": True}
+        | {"use_indexer": True, "rope_interleave": True},
+        only=LATENT_ONLY | {"norm_topk_prob": (True,), "scoring_func": ("sigmoid",), "topk_method": ("noaux_tc",)},
+        defaults=LATENT_DEFAULTS | {"first_k_dense_replace": 3},
+    ),
+    Family(
+        "gpt2", "GPT2LMHeadModel", "gpt3", rows.GPT2,
+        ("vocab_size", "n_embd", "n_layer", "n_head", "n_positions", "layer_norm_epsilon", "activation_function")
+        + ("tie_word_embeddings",),
+        (parts.GPT2,),
+        only={"scale_attn_weights": (True,), "scale_attn_by_inverse_layer_idx": (False,)}
+        | {"add_cross_attention": (False,), "reorder_and_upcast_attn": (False, True)},
+        defaults={"tie_word_embeddings": True, "layer_norm_epsilon": 1e-5, "activation_function": "gelu_new"}
+        | {"n_positions": 1024, "vocab_size": 50_257},
     ),
     Family(
         "mistral4", "Mistral4ForCausalLM", "deepseek", LATENT_ROWS + rows.EXPERTS_MISTRAL4,

@@ -221,6 +221,7 @@ GROUPS = {
     "logits_via_embedding": ("normalize_embedding_logits",),
     "use_v_norm": ("v_norm_with_scale",),
     "use_qk_norm": ("qk_norm_with_scale",),
+    "use_indexer": ("indexer_n_heads", "indexer_head_dim", "indexer_topk"),
     "temperature_tuning": ("temperature_tuning_scale", "temperature_tuning_length", "temperature_tuning_offset"),
 }
 EXPERTS = [

@@ -250,3 +250,41 @@ LATENT = part(
     "qk_head_dim",
     "head_dim",
 )
+
+
+# --- DeepSeek V3.2 and GPT-2
+
+
+def _read_indexed(theirs: Theirs) -> Ours:
+    """Every layer has an indexer; dense layers come first, which `first_k_dense_replace` says too."""
+    if other := set(theirs.get("layer_types") or ()) - {"indexed_attention"}:
+        raise Refusal("layer_types", f"{', '.join(sorted(other))} beside indexed_attention")
+    if (kinds := theirs.get("mlp_layer_types")) is None:
+        return {}
+    dense = list(kinds).count("dense")
+    if list(kinds) != ["dense"] * dense + ["sparse"] * (len(kinds) - dense):
+        raise Refusal("mlp_layer_types", "a dense layer comes after one with experts")
+    return {"first_num_dense_layers": dense}
+
+
+def _write_indexed(cfg: Any) -> dict[str, Any]:
+    specs = architecture.layers(cfg)
+    return {
+        "layer_types": ["indexed_attention"] * len(specs),
+        "mlp_layer_types": ["sparse" if spec.experts else "dense" for spec in specs],
+    }
+
+
+INDEXED = part(_read_indexed, _write_indexed, "layer_types", "mlp_layer_types")
+
+
+def _read_gpt2(theirs: Theirs) -> Ours:
+    width = theirs["n_embd"]
+    return {"base_mlp_dim": theirs.get("n_inner") or 4 * width, "head_dim": width // theirs["n_head"]}
+
+
+def _write_gpt2(cfg: Any) -> dict[str, Any]:
+    return {"n_inner": cfg.mlp_dim, "max_position_embeddings": cfg.trainable_position_size}
+
+
+GPT2 = part(_read_gpt2, _write_gpt2, "n_inner", "n_ctx")

@@ -71,6 +71,14 @@ LATENT = table(
     "kv_a_layernorm.weight | attention/kv_a_norm | c -> c",
     "kv_b_proj.weight | attention/kv_b | c n h -> (n h) c",
 )
+INDEXER = table(
+    LAYER + "self_attn.indexer.",
+    "wq_b.weight | attention/indexer/query | r x i -> (x i) r",
+    "wk.weight | attention/indexer/key | d i -> i d",
+    "k_norm.weight | attention/indexer/key_norm/scale | i -> i",
+    "k_norm.bias | attention/indexer/key_norm/bias | i -> i",
+    "weights_proj.weight | attention/indexer/weight | d x -> x d",
+)
 
 
 def mlp(name: str, path: str) -> tuple[Row, ...]:
@@ -162,6 +170,29 @@ GEMMA4 = table(
 )
 
 PLAIN = MODEL + ATTENTION + MLP
+
+# GPT-2's matrices lie the other way round, and one holds query, key and value.
+GPT2 = table(
+    "transformer.",
+    "wte.weight | embedding | v d -> v d",
+    "wpe.weight | positions | s d -> s d",
+    "ln_f.weight | final_norm/scale | d -> d",
+    "ln_f.bias | final_norm/bias | d -> d",
+) + table(
+    "transformer.h.{i}.",
+    "ln_1.weight | attention_norm/scale | d -> d",
+    "ln_1.bias | attention_norm/bias | d -> d",
+    "attn.c_attn.weight | attention/query, attention/key, attention/value | p d n h -> d (p n h)",
+    "attn.c_attn.bias | attention/query_bias, attention/key_bias, attention/value_bias | p n h -> (p n h)",
+    "attn.c_proj.weight | attention/out | n h d -> (n h) d",
+    "attn.c_proj.bias | attention/out_bias | d -> d",
+    "ln_2.weight | mlp_norm/scale | d -> d",
+    "ln_2.bias | mlp_norm/bias | d -> d",
+    "mlp.c_fc.weight | mlp/wi_0 | d f -> d f",
+    "mlp.c_fc.bias | mlp/wi_0_bias | f -> f",
+    "mlp.c_proj.weight | mlp/wo | f d -> f d",
+    "mlp.c_proj.bias | mlp/wo_bias | d -> d",
+)
 
 # llama.cpp turns neighbouring pairs, so its files hold the rows of queries and keys in that order: head, pair, half.
 GGUF = table(
