@@ -12,25 +12,19 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Bool, Float, Int
 
-from MaxText import architecture, blueprint
+from MaxText import architecture, blueprint, remat
 from MaxText.architecture import Segment, segments
 from MaxText.blueprint import Param, fan_in, normal
 from MaxText.layers import attention, block, embedding, layer_input, mla, norm, rope
 from MaxText.layers.attention import Cache, Context
-from MaxText.layers.moe import SAVED as SAVED_BY_EXPERTS
 from MaxText.layers.router import Routing
 from MaxText.layout import Axes, Layout, project
 
 LOGITS: Axes = ("embed", "vocab")
 PAIR: Axes = (None, "embed", None)
-# What a policy keeps for the backward pass, beside the input of each layer. `none` keeps everything.
-PROJECTIONS = ("query_proj", "key_proj", "value_proj", "query_wa_proj", "kv_wa_proj", "kv_proj", "out_proj")
-SAVED_BY_POLICY: dict[str, tuple[str, ...]] = {
-    "full": (),
-    "minimal": (*PROJECTIONS, "mlpwi_0", "mlpwi_1", "mlpwo", *SAVED_BY_EXPERTS),
-}
 
 
 class Output(NamedTuple):
@@ -116,6 +110,7 @@ def _run_segment(
 ):
     def body(x: Array, slices: tuple[Any, Any, Any]):
         layer_params, layer_caches, own_vectors = slices
+        x = checkpoint_name(x, remat.LAYER_INPUT)
         sides = {}
         for i, spec in enumerate(segment.pattern):
             cache = None if layer_caches is None else layer_caches[str(i)]
@@ -125,8 +120,7 @@ def _run_segment(
         return x, sides
 
     if caches is None and cfg.remat_policy != "none":
-        keep = jax.checkpoint_policies.save_only_these_names(*SAVED_BY_POLICY[cfg.remat_policy])
-        body = jax.checkpoint(body, policy=keep, prevent_cse=not cfg.scan_layers)
+        body = jax.checkpoint(body, policy=remat.policy(cfg), prevent_cse=not cfg.scan_layers)
     return jax.lax.scan(body, x, (params, caches, own), unroll=1 if cfg.scan_layers else segment.repeats)
 
 

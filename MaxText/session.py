@@ -18,6 +18,12 @@ from MaxText.state import TrainState
 BATCH_DIMS = ("activation_batch", "activation_length")
 
 
+def put_microbatches(mesh: Mesh, plan: planner.Plan, batch: dict[str, np.ndarray]) -> dict[str, jax.Array]:
+    """Rows [A * B, S] of one optimizer step to microbatches [A, B, S] on the devices of `mesh`."""
+    sharding = NamedSharding(mesh, plan.layout.spec((None, *BATCH_DIMS)))
+    return {k: jax.device_put(v.reshape(plan.microbatches, -1, v.shape[-1]), sharding) for k, v in batch.items()}
+
+
 @dataclass(frozen=True)
 class Session:
     """The parts of one run. Programs are compiled by `compile_step` and `compile_eval`, under the session's mesh."""
@@ -41,6 +47,12 @@ class Session:
         shardings = jax.tree.map(lambda leaf: leaf.sharding, self.state_type)
         return jax.jit(self._init, out_shardings=shardings)()
 
+    def state_of(self, params: Any) -> TrainState:
+        """A new state around `params`, which are on the devices as `state_type.params` says, and are donated."""
+        shardings = jax.tree.map(lambda leaf: leaf.sharding, self.state_type)
+        make = functools.partial(state.from_params, optimizer=self.tx)
+        return jax.jit(make, out_shardings=shardings, donate_argnums=0)(params)
+
     def _init(self) -> TrainState:
         return state.init(self.cfg, self.layout, self.plan.tree, self.tx)
 
@@ -55,9 +67,7 @@ class Session:
 
     def put_train(self, batch: dict[str, np.ndarray]) -> dict[str, jax.Array]:
         """Rows [A * B, S] of one optimizer step to microbatches [A, B, S] on the devices."""
-        sharding = NamedSharding(self.mesh, self.layout.spec((None, *BATCH_DIMS)))
-        parts = self.plan.microbatches
-        return {k: jax.device_put(v.reshape(parts, -1, v.shape[-1]), sharding) for k, v in batch.items()}
+        return put_microbatches(self.mesh, self.plan, batch)
 
     def put_eval(self, batch: dict[str, np.ndarray]) -> dict[str, jax.Array]:
         """Rows [B, S] to the devices."""
@@ -90,7 +100,7 @@ class Session:
 
 def prepare(cfg: Any) -> Session:
     """Plan and open everything that `cfg` names. Raises before anything is written; the order is cheap checks first."""
-    found = hardware.detect()
+    found = hardware.of(cfg)
     cfg, dtype_reason = hardware.resolve(cfg, found)
     tree = decoder.declare(cfg)
     plan = planner.make(cfg, tree, found)

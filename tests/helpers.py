@@ -17,7 +17,7 @@ import numpy as np
 import optax
 from jax.sharding import Mesh, NamedSharding
 
-from MaxText import blueprint, config, decoder, optimizer, planner, state, step
+from MaxText import blueprint, config, decoder, optimizer, planner, session, state, step
 from MaxText.hardware import Hardware
 from MaxText.layout import Layout
 
@@ -86,9 +86,7 @@ class Toy:
 
     def put(self, batch: dict[str, np.ndarray]) -> dict[str, jax.Array]:
         """Rows [R, S] as microbatches [A, B, S] on the devices."""
-        sharding = NamedSharding(self.mesh, self.layout.spec((None, "activation_batch", "activation_length")))
-        parts = self.plan.microbatches
-        return {k: jax.device_put(v.reshape(parts, -1, v.shape[-1]), sharding) for k, v in batch.items()}
+        return session.put_microbatches(self.mesh, self.plan, batch)
 
     def put_rows(self, batch: dict[str, np.ndarray]) -> dict[str, jax.Array]:
         """Rows [R, S] on the devices."""

@@ -52,6 +52,7 @@ CUTS = {
     "unrolled-fsdp2-tensor2": (FOUR, {"scan_layers": False}),
     "minimal": (ONE, {"remat_policy": "minimal"}),
     "full": (ONE, {"remat_policy": "full"}),
+    "offloaded": (FSDP8, {"remat_policy": "custom", "decoder_layer_input": "offload", "query_proj": "offload"}),
     "minimal-unrolled": (ONE, {"remat_policy": "minimal", "scan_layers": False}),
     "chunks4": (ONE, {"num_vocab_tiling": 4}),
     "everything": (

@@ -7,6 +7,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from MaxText.config import data_rules as _registers_data_rules  # noqa: F401
 from MaxText.config import derive, files, kinds, names, parse, rules
 from MaxText.config import model_rules as _registers_its_rules  # noqa: F401
 from MaxText.config.origin import DEFAULT, Origin, Setting
@@ -43,6 +44,15 @@ def resolve(written: Mapping[str, Setting], problems: Sequence[Problem] = (), st
     complete, sources = derive.complete(values)
     origins |= {name: Origin.derived(*keys) for name, keys in sources.items()}
     return Config.from_values(complete, origins, dict(written), stem)
+
+
+def require_fit(settings: Sequence[Setting]) -> None:
+    """Raise InvalidConfig unless every key is known, and its value of its type and range; rules are not asked."""
+    written = {setting.key: setting for setting in settings}
+    found = [problem for setting in settings if (problem := _name_problem(setting))]
+    _typed(written, found)
+    if found:
+        raise InvalidConfig(found)
 
 
 def _name_problem(setting: Setting) -> Problem | None:

@@ -7,11 +7,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from pydantic.fields import FieldInfo
 
 from MaxText.config import kinds
+from MaxText.config.fields import Group
 from MaxText.config.files import FILE_KEYS
 from MaxText.config.names import NOT_OFFERED
 from MaxText.config.resolved import DERIVED, Config, entry, scalar
 from MaxText.config.rules import RULES
-from MaxText.config.schema import GROUPS, Architecture, Group
+from MaxText.config.schema import GROUPS, Architecture
 
 _LONG_LIST = 60
 _BASE_INTRODUCTION = """\

@@ -91,11 +91,12 @@ _BY_SENTENCE: dict[str, str] = {
     "pipelining has no settings beside ici_pipeline_parallelism": """
         num_layers_per_pipeline_stage num_pipeline_repeats pipeline_* num_pipeline_microbatches scan_pipeline_*
         scan_layers_per_stage set_remat_policy_on_*""",
-    "use remat_policy": """
-        decoder_layer_input context mlpwi mlpwi_0 mlpwi_1 mlpwo moe_mlpwi_0 moe_mlpwi_1 moe_mlpwo query_proj key_proj
-        value_proj kv_proj qkv_proj out_proj query_wa_proj kv_wa_proj mla_q mla_kv attention_out engram
-        remat_policy_for_vit""",
-    "nothing is kept in host memory; shard more (ici_fsdp_parallelism) or use remat_policy=full": """
+    "of a feed-forward with one branch use mlpwi_0": "mlpwi",
+    "projections are kept apart: query_proj, key_proj, value_proj": "qkv_proj",
+    "use query_proj and kv_proj": "mla_q mla_kv",
+    "use context": "attention_out",
+    "use remat_policy": "engram remat_policy_for_vit",
+    "parameters and optimizer stay on the device; shard more (ici_fsdp_parallelism), or offload activations": """
         optimizer_memory_host_offload parameter_memory_host_offload""",
     "use scan_layers": "param_scan_axis force_unroll",
     "use num_vocab_tiling": "vocab_tiling_ag_once",
@@ -121,7 +122,7 @@ _BY_SENTENCE: dict[str, str] = {
     "use checkpoint_period": """
         save_checkpoint_on_start enable_continuous_checkpointing enable_emergency_checkpoint local_checkpoint_*
         enable_multi_tier_checkpointing multi_tier_checkpointing_* mtc_data_parallelism""",
-    "a run resumes from its own folder (run_name, start=resume)": "load_parameters_path load_full_state_path",
+    "a run resumes from its own folder (run_name, start=resume)": "load_full_state_path",
     "a signal always saves before the run stops": "enable_autocheckpoint",
     "storage has no settings; leave it out": """
         checkpoint_storage_* enable_single_replica_ckpt_restoring enable_checkpoint_cloud_logger""",

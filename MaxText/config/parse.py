@@ -16,9 +16,9 @@ from decimal import Decimal
 from types import NoneType
 from typing import Any, Literal, get_args, get_origin
 
+from MaxText.config.fields import INT_LIMIT
 from MaxText.config.kinds import describe, optional
 from MaxText.config.problem import show
-from MaxText.config.schema import INT_LIMIT
 
 NONE_WORDS = frozenset({"none", "null", "~", ""})
 _TRUE = frozenset({"true", "yes", "on", "1", "t", "y"})

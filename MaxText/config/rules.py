@@ -216,36 +216,34 @@ def microbatches_divide_global_batch(global_batch_size: int, gradient_accumulati
     )
 
 
-@rule("config.train-files")
-def text_needs_train_files(dataset_type: str, train_files: tuple[str, ...]) -> str | None:
-    """dataset_type=text needs train_files."""
-    if dataset_type == "text" and not train_files:
-        return "text to learn from is missing; set train_files=[a.txt,b.txt], or dataset_type=synthetic"
+# memory
+
+_PLACES = (
+    "query_proj", "key_proj", "value_proj", "query_wa_proj", "kv_wa_proj", "kv_proj", "context", "out_proj",
+    "mlpwi_0", "mlpwi_1", "mlpwo", "moe_mlpwi_0", "moe_mlpwi_1", "moe_mlpwo",
+)  # fmt: skip
+
+
+def _places_need_custom(**values: str) -> str | None:
+    """Places of intermediates (query_proj=device, ...) need remat_policy=custom; a layer's input is kept somewhere."""
+    policy, layer_input = values.pop("remat_policy"), values.pop("decoder_layer_input")
+    chosen = [name for name, place in values.items() if place != "remat"]
+    chosen += ["decoder_layer_input"] if layer_input != "device" else []
+    if chosen and policy != "custom":
+        return f"{', '.join(chosen)} would have no effect; add remat_policy=custom"
+    if layer_input == "remat":
+        return "the input of a layer must be kept; set decoder_layer_input=device or offload"
     return None
 
 
-@rule("config.empty-file-name")
-def file_lists_hold_paths(train_files: tuple[str, ...], eval_files: tuple[str, ...]) -> str | None:
-    """No entry of train_files or eval_files is empty."""
-    if any(not file.strip() for file in (*train_files, *eval_files)):
-        return "an entry is empty; remove it"
-    return None
-
-
-@rule("config.eval-files")
-def evaluation_needs_files(eval_interval: int, dataset_type: str, eval_files: tuple[str, ...]) -> str | None:
-    """A positive eval_interval with dataset_type=text needs eval_files."""
-    if eval_interval > 0 and dataset_type == "text" and not eval_files:
-        return "there is nothing to evaluate on; set eval_files=[c.txt], or eval_interval=-1"
-    return None
-
-
-@rule("config.tokenizer-path")
-def byte_tokenizer_has_no_file(tokenizer_type: str, tokenizer_path: str) -> str | None:
-    """tokenizer_type=byte has no tokenizer_path."""
-    return (
-        "the byte tokenizer has no file; remove tokenizer_path" if tokenizer_type == "byte" and tokenizer_path else None
+RULES.append(
+    Rule(
+        "config.remat-places",
+        ("remat_policy", "decoder_layer_input", *_PLACES),
+        _places_need_custom,
+        notable=lambda value: value in ("custom", "offload"),
     )
+)
 
 
 # optimizer, profiler

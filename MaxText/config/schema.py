@@ -1,4 +1,5 @@
-"""Every key: name, type, range, default and one line of meaning. This file is the only place where a key is declared.
+"""Every key: name, type, range, default and one line of meaning. Keys are declared here, those of data in
+`data_keys.py`, and nowhere else.
 
 To add a key, add one line to the class of its group; `configs/base.yml` and `docs/keys.md` are written from here
 (`python -m MaxText base`, `python -m MaxText keys`). A rule between several keys goes to `rules.py`.
@@ -7,54 +8,28 @@ Keys of `Architecture` are the ones that a model file may hold.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
-from pydantic_core import PydanticCustomError
-
-TRAIN_BOOKS = tuple(
-    f"builtin:austen/{book}.txt" for book in ("emma", "mansfieldpark", "prideprejudice", "sensesensibility")
+from MaxText.config.data_keys import Data
+from MaxText.config.fields import (
+    Activations,
+    AttentionType,
+    Count,
+    Decay,
+    DType,
+    Fraction,
+    Group,
+    MatmulPrecision,
+    NonNegative,
+    Pattern,
+    Place,
+    Positive,
+    RematPolicy,
+    Share,
+    Size,
+    SizeOrMinusOne,
+    key,
 )
-INT_LIMIT = 2**31 - 1  # step counters and token ids are int32 on the device
-
-
-def key(default: object, meaning: str, **bounds: Any) -> Any:
-    """A key with its default, its one line of meaning, and pydantic's bounds (`ge`, `gt`, `le`, `lt`, `min_length`)."""
-    return Field(default, description=meaning, **bounds)
-
-
-def minus_one_or_positive(value: int) -> int:
-    """at least 1, or -1"""
-    if value != -1 and value < 1:
-        raise PydanticCustomError("minus_one_or_positive", "at least 1, or -1")
-    return value
-
-
-Size = Annotated[int, Field(ge=1)]
-Count = Annotated[int, Field(ge=0)]
-SizeOrMinusOne = Annotated[int, AfterValidator(minus_one_or_positive)]
-Fraction = Annotated[float, Field(ge=0, le=1)]
-Decay = Annotated[float, Field(ge=0, lt=1)]
-Positive = Annotated[float, Field(gt=0)]
-NonNegative = Annotated[float, Field(ge=0)]
-DType = Literal["float32", "bfloat16"]
-MatmulPrecision = Literal["default", "high", "highest", "bfloat16", "float32"]
-Activations = Annotated[
-    tuple[Literal["silu", "gelu", "relu", "sigmoid", "linear"], ...], Field(min_length=1, max_length=2)
-]
-AttentionType = Literal["global", "local_sliding", "chunk", "mla"]
-Pattern = tuple[Literal["global", "local_sliding", "chunk"], ...]
-Share = Annotated[float, Field(gt=0, le=1)]
-Files = tuple[str, ...]
-
-
-class Group(BaseModel):
-    """Keys that are printed together, under the class's `title`."""
-
-    model_config = ConfigDict(
-        frozen=True, extra="forbid", allow_inf_nan=False, protected_namespaces=(), defer_build=True
-    )
-    title: ClassVar[str]
 
 
 class Run(Group):
@@ -65,7 +40,7 @@ class Run(Group):
     override_model_config: bool = key(
         False, "let architecture keys of command line and environment beat the model file"
     )
-    hardware: Literal["auto", "cpu", "gpu", "tpu"] = key("auto", "the platform to run on; auto = the best one present")
+    hardware: str = key("auto", "auto, cpu, gpu or tpu; or a slice to plan for: v5p-512, 2xv6e-256, tpu7x-4x4x8")
     num_cpu_devices: Count = key(0, "virtual CPU devices; 0 = as many as the mesh asks for")
     steps: SizeOrMinusOne = key(800, "optimizer steps; -1 = learning_rate_schedule_steps")
     start: Literal["auto", "fresh", "resume"] = key("auto", "demand one; auto = resume if there is a checkpoint")
@@ -247,7 +222,22 @@ class Mesh(Group):
 
 class Memory(Group):
     title = "memory"
-    remat_policy: Literal["none", "minimal", "full"] = key("none", "what the backward pass computes again")
+    remat_policy: RematPolicy = key("none", "what the backward pass computes again; custom = as the next keys say")
+    decoder_layer_input: Place = key("device", "custom: the input of each layer; offload = in the host's memory")
+    query_proj: Place = key("remat", "custom: queries as they are projected")
+    key_proj: Place = key("remat", "custom: keys, likewise")
+    value_proj: Place = key("remat", "custom: values, likewise")
+    query_wa_proj: Place = key("remat", "custom, mla: compressed queries")
+    kv_wa_proj: Place = key("remat", "custom, mla: compressed keys and values")
+    kv_proj: Place = key("remat", "custom, mla: keys and values of all heads")
+    context: Place = key("remat", "custom: the output of attention, before its projection")
+    out_proj: Place = key("remat", "custom: the same after its projection")
+    mlpwi_0: Place = key("remat", "custom: the first branch of the feed-forward, before its activation")
+    mlpwi_1: Place = key("remat", "custom: its second branch")
+    mlpwo: Place = key("remat", "custom: the output of the feed-forward")
+    moe_mlpwi_0: Place = key("remat", "custom: the first branch of the experts")
+    moe_mlpwi_1: Place = key("remat", "custom: their second branch")
+    moe_mlpwo: Place = key("remat", "custom: the output of the experts")
     scan_layers: bool | None = key(
         None, "loop over one compiled layer; false = unroll, same result; none = unroll up to 4 layers"
     )
@@ -261,22 +251,6 @@ class Batch(Group):
     eval_per_device_batch_size: NonNegative = key(0.0, "the same for evaluation; 0 = per_device_batch_size")
     gradient_accumulation_steps: Size = key(1, "microbatches of one optimizer step")
     max_target_length: int = key(128, "tokens of one row", ge=2)
-
-
-class Data(Group):
-    title = "data"
-    dataset_type: Literal["text", "synthetic"] = key("text", "text = the files below; synthetic = random tokens")
-    train_files: Files = key(TRAIN_BOOKS, "text files to learn from; builtin: = shipped with MaxText")
-    eval_files: Files = key(("builtin:austen/persuasion.txt",), "text files held out; [] = none")
-    packing: bool = key(True, "put several documents into one row")
-    packing_type: Literal["concat_then_split"] = key("concat_then_split", "how rows are filled")
-    num_epoch: SizeOrMinusOne = key(4, "passes over the training data, after which it has run out; -1 = for ever")
-    enable_data_shuffling: bool = key(True, "shuffle the rows, anew in each epoch")
-    data_shuffle_seed: Count = key(0, "seed of the shuffle")
-    tokenizer_type: Literal["byte"] = key("byte", "byte = ids 0-255 are bytes, 256 begins and 257 ends a document")
-    tokenizer_path: str = key("", "file of the tokenizer; the byte tokenizer has none")
-    add_bos: bool = key(True, "begin each document with the bos id")
-    add_eos: bool = key(True, "end each document with the eos id")
 
 
 class Optimizer(Group):
@@ -301,6 +275,7 @@ class Optimizer(Group):
 class Checkpoint(Group):
     title = "checkpoint"
     enable_checkpointing: bool = key(True, "save and resume")
+    load_parameters_path: str = key("", "weights of a fresh run: of a run, a step, a Hugging Face folder, a GGUF file")
     async_checkpointing: bool = key(True, "write in the background while training goes on")
     checkpoint_period: Size = key(200, "steps between saves")
     save_checkpoint_on_completion: bool = key(True, "save after the last step")

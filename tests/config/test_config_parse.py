@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from MaxText.config import parse
-from MaxText.config.schema import INT_LIMIT
+from MaxText.config.fields import INT_LIMIT
 
 TEXTS = tuple[str, ...]
 
