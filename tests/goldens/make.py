@@ -59,6 +59,8 @@ YARN = {
     "beta_slow": 1.0,
     "original_max_position_embeddings": 8,
 }
+# Here the share of stretched frequency grows over several pairs, so that its borders and their rounding are seen.
+RAMP = YARN | {"rope_theta": 20.0, "original_max_position_embeddings": 32}
 MLA: dict[str, Any] = {
     "kv_lora_rank": 16,
     "q_lora_rank": 24,
@@ -158,7 +160,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt_oss": (
         "GptOss",
         {
-            "rope_parameters": {**YARN, "truncate": False},
+            "rope_parameters": {**RAMP, "truncate": False},
             "sliding_window": 6,
             "num_hidden_layers": 4,
             "num_local_experts": 4,
@@ -210,7 +212,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "kimi_k2": (
         "DeepseekV3",
         {**MLA, "n_group": 1, "topk_group": 1, "routed_scaling_factor": 2.827}
-        | {"rope_parameters": {**YARN, "beta_fast": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0}},
+        | {"rope_parameters": {**RAMP, "beta_fast": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0}},
     ),
     "gpt2": (
         "GPT2",
