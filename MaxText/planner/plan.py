@@ -34,6 +34,7 @@ class Plan:
     parameter_bytes: int
     optimizer_bytes: int
     flops_per_step_per_device: float
+    notes: tuple[str, ...] = ()
 
     @property
     def mesh_shape(self) -> dict[str, int]:
@@ -58,7 +59,7 @@ def _bytes(tree: blueprint.Blueprint, layout: Layout, dtype: str, spread: bool =
         axes = (axis for entry in spec if entry for axis in ((entry,) if isinstance(entry, str) else entry))
         return math.prod(sizes[axis] for axis in axes)
 
-    return sum(p.size // ways(p) * p.dtype(dtype).itemsize for _, p in blueprint.leaves(tree))
+    return sum(math.prod(p.shape) // ways(p) * p.dtype(dtype).itemsize for _, p in blueprint.leaves(tree))
 
 
 def _optimizer_bytes(cfg: Any, tree: blueprint.Blueprint, layout: Layout) -> int:
@@ -68,6 +69,21 @@ def _optimizer_bytes(cfg: Any, tree: blueprint.Blueprint, layout: Layout) -> int
     return sum(_bytes(tree, layout, dtype, cfg.shard_optimizer_over_data) for dtype in slots) + 4 * counters
 
 
+def _with_even_vocabulary(
+    cfg: Any, tree: blueprint.Blueprint, layout: Layout
+) -> tuple[blueprint.Blueprint, tuple[str, ...]]:
+    """The tree with the vocabulary padded so that it can be split, and a note that says so."""
+    if cfg.vocab_size % layout.ways("vocab") == 0:
+        return tree, ()
+    multiple = layout.ways("vocab") * cfg.num_vocab_tiling
+    to = -(-cfg.vocab_size // multiple) * multiple
+    over = " x ".join(layout.axes("vocab"))
+    return blueprint.pad(tree, "vocab", multiple), (
+        f"vocab_size={cfg.vocab_size} is padded to {to}, to be split {layout.ways('vocab')} ways over {over}; "
+        "the padding is never predicted, nor saved",
+    )
+
+
 def make(cfg: Any, tree: blueprint.Blueprint, hardware: Hardware) -> Plan:
     """The plan, or a PlanError that lists every problem of the batch and of divisibility at once. Touches no device."""
     ici, dcn = mesh_degrees(cfg, hardware)
@@ -75,6 +91,7 @@ def make(cfg: Any, tree: blueprint.Blueprint, hardware: Hardware) -> Plan:
     if unusable := legality.unusable_axes(cfg, sizes):
         raise PlanError("\n".join(unusable), id="plan.unused-axis")
     layout = make_layout(sizes, cfg.logical_axis_rules)
+    tree, notes = _with_even_vocabulary(cfg, tree, layout)
     if unmatched := legality.unmatched_rules(cfg, tree):
         raise PlanError("\n".join(unmatched), id="plan.rule")
     rows, eval_rows, problems = legality.batch_rows(cfg, hardware.devices, layout.ways("activation_batch"))
@@ -97,4 +114,5 @@ def make(cfg: Any, tree: blueprint.Blueprint, hardware: Hardware) -> Plan:
         parameter_bytes=_bytes(tree, layout, cfg.weight_dtype),
         optimizer_bytes=_optimizer_bytes(cfg, tree, layout) + 4,  # + the step counter
         flops_per_step_per_device=flops.per_step_per_device(cfg, tokens, hardware.devices),
+        notes=notes,
     )
