@@ -127,7 +127,7 @@ def test_the_train_step_type_checks_at_full_size(model_name):
     )
     mesh, layout = abstract(data=2, fsdp=16)
     tree = decoder.declare(cfg)
-    tx = optimizer.make(cfg, tree)
+    tx = optimizer.make(cfg, tree, layout)
     with jax.sharding.use_abstract_mesh(mesh):
         made = jax.eval_shape(lambda: state.init(cfg, layout, tree, tx))
         dims = layout.spec((None, "activation_batch", "activation_length"))
@@ -174,7 +174,7 @@ def test_shrunk_recipes_train_on_the_shipped_text(model_name):
     cfg = toy.small(model_name, learning_rate=3e-3, steps=STEPS, max_target_length=64, warmup_steps_fraction=0.1)
     world, layout = toy.mesh(fsdp=2)
     tree = decoder.declare(cfg)
-    tx = optimizer.make(cfg, tree)
+    tx = optimizer.make(cfg, tree, layout)
     with jax.set_mesh(world):
         params = toy.place(
             cfg, toy.fresh(cfg), world, layout

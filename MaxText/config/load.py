@@ -150,8 +150,8 @@ def _model_layer(
     path = _named_path(chosen, "models", problems)
     if path is None:
         return {}
-    own = _architecture_file(path, chosen, problems)
-    return {setting.key: setting for setting in (*_said_by_the_name(path, own, problems), *own)}
+    written = _architecture_file(path, chosen, problems)
+    return {setting.key: setting for setting in (*_said_by_the_name(path, written, problems), *written)}
 
 
 def _said_by_the_name(path: Path, own: Sequence[Setting], problems: list[Problem]) -> list[Setting]:

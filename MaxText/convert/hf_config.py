@@ -188,7 +188,6 @@ def _written(family: Family, cfg: Any) -> dict[str, Any]:
     theirs: dict[str, Any] = {"architectures": [family.architecture], "model_type": family.name}
     theirs |= {key: allowed[0] for key, allowed in family.only.items()}
     theirs |= {name: FIELDS[name].write(cfg) for name in family.fields}
-    theirs["max_position_embeddings"] = cfg.max_position_embeddings
     for part in family.parts:
         theirs |= part.write(cfg)
     return theirs
@@ -226,7 +225,6 @@ GROUPS = {
     "logits_via_embedding": ("normalize_embedding_logits",),
     "use_v_norm": ("v_norm_with_scale",),
     "use_qk_norm": ("qk_norm_with_scale",),
-    "use_indexer": ("indexer_n_heads", "indexer_head_dim", "indexer_topk"),
     "temperature_tuning": ("temperature_tuning_scale", "temperature_tuning_length", "temperature_tuning_offset"),
 }
 EXPERTS = [

@@ -132,9 +132,11 @@ EXPERTS_GPT_OSS = table(
     "experts.down_proj | moe/wo | e f d -> e f d",
     "experts.down_proj_bias | moe/wo_bias | e d -> e d",
 )
-EXPERTS_MISTRAL4 = table(
+# As transformers 5 holds most mixtures in memory, and saves those that were born so.
+EXPERTS_FUSED = table(
     LAYER + "mlp.",
     "gate.weight | moe/router/kernel | d e -> e d",
+    "gate.e_score_correction_bias | moe/router/correction_bias | e -> e",
     "experts.gate_up_proj | moe/wi_0, moe/wi_1 | p e d f -> e (p f) d",
     "experts.down_proj | moe/wo | e f d -> e d f",
 )
@@ -169,9 +171,7 @@ GEMMA4 = table(
     "per_layer_projection_norm.weight | layer_inputs/norm | p -> p",
 )
 
-PLAIN = MODEL + ATTENTION + MLP
-
-# GPT-2's matrices lie the other way round, and one holds query, key and value.
+# Its matrices lie as ours do, inputs first.
 GPT2 = table(
     "transformer.",
     "wte.weight | embedding | v d -> v d",
@@ -193,6 +193,8 @@ GPT2 = table(
     "mlp.c_proj.weight | mlp/wo | f d -> f d",
     "mlp.c_proj.bias | mlp/wo_bias | d -> d",
 )
+
+PLAIN = MODEL + ATTENTION + MLP
 
 # llama.cpp turns neighbouring pairs, so its files hold the rows of queries and keys in that order: head, pair, half.
 GGUF = table(

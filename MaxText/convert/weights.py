@@ -19,9 +19,7 @@ from MaxText.convert.mapping import Links
 # Parts of multimodal models, and buffers of old files, that are no weights of the text model.
 LEFT_OUT = re.compile(
     r"(^|\.)(vision_tower|vision_model|multi_modal_projector|audio_tower|embed_vision|embed_audio)\.|\.inv_freq$"
-    r"|^(transformer\.)?h\.\d+\.attn\.(masked_)?bias$"
 )
-_BARE_GPT2 = re.compile(r"^(?=(wte|wpe|ln_f|h)\.)")  # the release was saved without its head, and so without this
 _TEXT_PREFIX = re.compile(r"^(?:model\.)?language_model\.(?=model\.|lm_head\.)|(?<=^model\.)language_model\.")
 
 
@@ -89,7 +87,7 @@ def text_names(tensors: Mapping[str, Any], layers: int) -> tuple[dict[str, Any],
     """
     kept, left = {}, []
     for name, tensor in tensors.items():
-        renamed = _BARE_GPT2.sub("transformer.", _TEXT_PREFIX.sub("", name))
+        renamed = _TEXT_PREFIX.sub("", name)
         number = re.match(r"model\.layers\.(\d+)\.", renamed)
         if LEFT_OUT.search(name) or (number and int(number[1]) >= layers):
             left.append(name)

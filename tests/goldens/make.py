@@ -207,23 +207,22 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "deepseek_v32": (
         "DeepseekV32",
-        {**MLA, "n_group": 4, "topk_group": 2, "index_n_heads": 8, "index_head_dim": 12, "index_topk": 5},
+        {**MLA, "n_group": 4, "topk_group": 2, "index_n_heads": 12, "index_head_dim": 12, "index_topk": 5},
+    ),
+    "gpt2": (
+        "GPT2",
+        {key: None for key in SMALL if key.startswith(("num_", "hidden", "intermediate", "head", "max_"))}
+        | {"n_embd": 32, "n_layer": 3, "n_head": 4, "n_positions": 32, "n_inner": 48, "tie_word_embeddings": True}
+        | {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0},
     ),
     "kimi_k2": (
         "DeepseekV3",
         {**MLA, "n_group": 1, "topk_group": 1, "routed_scaling_factor": 2.827}
         | {"rope_parameters": {**RAMP, "beta_fast": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0}},
     ),
-    "gpt2": (
-        "GPT2",
-        {"hidden_size": None, "intermediate_size": None, "num_hidden_layers": None, "num_attention_heads": None}
-        | {"num_key_value_heads": None, "head_dim": None, "max_position_embeddings": None, "tie_word_embeddings": True}
-        | {"n_embd": 32, "n_inner": 48, "n_layer": 3, "n_head": 4, "n_positions": 64},
-    ),
 }
 BFLOAT16 = ("mistral", "mixtral")
 NAMED = {"kimi_k2": "kimi_k2"}  # model_type, where the release calls the same class otherwise
-MODELS = {"GPT2": "GPT2LMHeadModel"}
 SHARDED = {"mixtral": "60KB", "llama": "60KB"}
 
 
@@ -238,7 +237,7 @@ def heat(model: Any, seed: int) -> None:
         noise = torch.randn(tensor.shape, generator=generator)
         if name.endswith("layer_scalar"):
             value = 1.0 + 0.2 * noise
-        elif "norm" in name or ".ln_" in name or name.endswith(("router.scale", "per_expert_scale")):
+        elif "norm" in name or name.endswith(("router.scale", "per_expert_scale")):
             value = 0.3 * noise + (0.0 if unit_offset else 1.0)
         elif name.endswith("correction_bias"):
             value = 0.2 * noise
@@ -305,8 +304,8 @@ def make(family: str, seed: int) -> None:
     given = {key: value for key, value in settings.items() if value is not None or key == "q_lora_rank"}
     config = getattr(transformers, f"{kind}Config")(**given)
     config._attn_implementation = "eager"
-    name = MODELS.get(kind, f"{kind.removesuffix('Text')}ForCausalLM")
-    model = getattr(transformers, name)(config).float().eval()
+    head = "LMHeadModel" if kind == "GPT2" else "ForCausalLM"
+    model = getattr(transformers, f"{kind.removesuffix('Text')}{head}")(config).float().eval()
     heat(model, seed)
     if family in BFLOAT16:
         with torch.no_grad():  # not model.bfloat16(), which would round the frequencies of rope as well
