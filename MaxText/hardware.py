@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import collections
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import jax
 
 from MaxText import compat
+from MaxText.errors import PlanError
 
 
 @dataclass(frozen=True)
@@ -28,12 +31,34 @@ class Hardware:
         return self.platform == "cpu" and self.devices > self.processes
 
 
-def detect() -> Hardware:
-    """Ask JAX. Starts the backend."""
+def detect(num_slices: int = -1) -> Hardware:
+    """Ask JAX. Starts the backend. On CPU, where nothing is a slice, `num_slices` > 1 equal parts count as slices.
+
+    Raises PlanError: "plan.unequal-devices", "plan.slices".
+    """
     devices = jax.devices()
     first = devices[0]
-    slices = {getattr(d, "slice_index", 0) or 0 for d in devices}
-    return Hardware(first.platform, first.device_kind, len(devices), jax.process_count(), len(slices), _memory(first))
+    _require_equal(collections.Counter(d.process_index for d in devices))
+    slices = len({getattr(d, "slice_index", 0) or 0 for d in devices})
+    if first.platform == "cpu" and num_slices > 1:
+        slices = num_slices
+        if len(devices) % slices:
+            raise PlanError(
+                f"num_slices={slices} cannot share {len(devices)} CPU devices equally. "
+                f"Set num_cpu_devices to a multiple of {slices}.",
+                id="plan.slices",
+            )
+    return Hardware(first.platform, first.device_kind, len(devices), jax.process_count(), slices, _memory(first))
+
+
+def _require_equal(devices: Mapping[int, int]) -> None:
+    """Refuse processes with different numbers of devices: their shares of a batch would differ."""
+    if len(set(devices.values())) > 1:
+        shown = ", ".join(f"process {process} has {count}" for process, count in sorted(devices.items())[:20])
+        raise PlanError(
+            f"the processes have different numbers of devices: {shown}. Give all the same number.",
+            id="plan.unequal-devices",
+        )
 
 
 def _memory(device: jax.Device) -> int | None:
