@@ -22,16 +22,24 @@ _SEEN_SECONDS = 60.0  # network file systems may show a new file that late
 
 
 def in_all(group: Group, what: str, action: Callable[[], Any], *, primary_only: bool = False) -> Any:
-    """Do `action` (in all processes, or in process 0 while the others wait); OSError in all if it failed in one."""
-    problem, result = "", None
+    """Do `action` (in all processes, or in process 0 while the others wait); what fails in one is raised in all: the
+    StorageError, or an OSError with what was said."""
+    if group.count == 1:
+        return action()
+    problem, result = None, None
     if group.primary or not primary_only:
         try:
             result = action()
+        except StorageError as error:
+            problem = [str(error), error.id]
         except Exception as error:
-            problem = f"{disk.cause(error)} (process {group.id})"
+            problem = [f"{disk.cause(error)} (process {group.id})", ""]
     problems = [one for one in group.gather(what, problem) if one]
+    for text, id in problems:
+        if id:
+            raise StorageError(text, id=id)
     if problems:
-        raise OSError(errno.EIO, "; ".join(problems))
+        raise OSError(errno.EIO, "; ".join(text for text, _ in problems))
     return result
 
 

@@ -92,7 +92,12 @@ class Several:
         self._asked = False
         self._last_words: list[Callable[[str], None]] = []
         self._hub = Hub(place, limit=start, heartbeat=heartbeat) if place.id == 0 else None
-        self._member = Member(place, values, limit=start, heartbeat=heartbeat, lost=self._end)
+        try:
+            self._member = Member(place, values, limit=start, heartbeat=heartbeat, lost=self._end)
+        except MaxTextError:
+            if self._hub is not None:
+                self._hub.join(_GRACE)
+            raise
         self.names = self._member.names
         host = f"[{place.host}]" if ":" in place.host else place.host
         self.jax_address = f"{host}:{self._member.jax_port}"

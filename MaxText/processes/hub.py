@@ -20,6 +20,7 @@ from MaxText.processes.place import Place
 from MaxText.processes.wire import MAGIC, Line
 
 _TICK = 0.2  # seconds between looks at the clock
+_LINGER = 3.0  # seconds in which a refusal waits for those that have yet to come
 SHOWN = 20  # differences, or names of processes, in one message
 
 
@@ -65,6 +66,8 @@ class Hub:
         self._polls: dict[int, int] | None = None
         self._stop: dict[str, Any] | None = None
         self._ended = False
+        self._refusal: MaxTextError | None = None
+        self._told, self._linger_until = 0, float("inf")
         self._thread = threading.Thread(target=self._run, name="processes-hub", daemon=True)
         self._thread.start()
 
@@ -84,14 +87,15 @@ class Hub:
                 else:
                     self._read(key.data)
             now = time.monotonic()
-            if not self._welcomed and now - begun > self._limit:
+            if not self._welcomed and not self._refusal and now - begun > self._limit:
                 self._refuse(self._missing())
+            self._ended = self._ended or now > self._linger_until
             if now - beat > min(2.0, self._heartbeat / 5):
                 beat = now
                 self._tell_all(beat=1)
             self._watch(now)
-        for peer in list(self._peers.values()):
-            peer.line.close()
+        for line in [*(peer.line for peer in self._peers.values()), *self._strangers]:
+            line.close()
         self._listener.close()
         self._selector.close()
 
@@ -131,15 +135,17 @@ class Hub:
             self._drop(line)
             return None
         id, name = message["id"], f"process {message['id']} ({message['host']}, pid {message['pid']})"
-        if self._welcomed or self._ended:
+        if self._welcomed or self._refusal:
             with contextlib.suppress(OSError):
-                line.send(**_refusal(_too_late(name, self._names, self._place)))
+                line.send(**_refusal(self._refusal or _too_late(name, self._names, self._place)))
             self._drop(line)
+            self._count_told(1)
             return None
         peer = Peer(line, id, name, message["values"], time.monotonic())
         self._strangers.pop(line, None)
         if (twin := self._peers.get(id)) is not None:
             self._peers[-1] = peer  # it hears the refusal too
+            self._told -= 1
             self._refuse(
                 ConfigError(
                     f"two processes say they are number {id} of {self._place.count}: {twin.name} and {name}. "
@@ -190,8 +196,15 @@ class Hub:
         )
 
     def _refuse(self, error: MaxTextError) -> None:
+        self._refusal = error
+        self._linger_until = time.monotonic() + _LINGER
         self._tell_all(**_refusal(error))
-        self._ended = True
+        self._count_told(len(self._peers))
+
+    def _count_told(self, count: int) -> None:
+        """A refusal that all have heard is done with."""
+        self._told += count
+        self._ended = self._ended or (self._refusal is not None and self._told >= self._place.count)
 
     # --- the run
 
@@ -242,7 +255,7 @@ class Hub:
                 self._lose(f'{_some(late)} did not come to "{name}" within {one.limit:g} s')
 
     def _gone(self, peer: Peer) -> None:
-        del self._peers[peer.id]
+        self._peers = {key: one for key, one in self._peers.items() if one is not peer}
         if not self._welcomed:
             return  # it may come again, or is missed in the end
         if peer.id not in self._left:
@@ -296,7 +309,7 @@ def _too_late(name: str, names: Mapping[int, str], place: Place) -> MaxTextError
 
 
 def _refusal(error: MaxTextError) -> dict[str, Any]:
-    return {"refused": str(error), "id": error.id, "code": error.exit_code}
+    return {"refused": str(error), "error": error.id, "code": error.exit_code}
 
 
 def _some(names: list[str]) -> str:

@@ -41,8 +41,13 @@ class Member:
         self._stop: tuple[int, str] | None = None
         self._closing = False
         self._line = self._connect(limit)
-        self._line.send(hello=MAGIC, id=place.id, count=place.count, host=place.hostname, pid=place.pid, values=values)
-        welcome, rest = self._await_welcome(limit)
+        try:
+            who = {"id": place.id, "count": place.count, "host": place.hostname, "pid": place.pid}
+            self._line.send(hello=MAGIC, values=values, **who)
+            welcome, rest = self._await_welcome(limit)
+        except BaseException:
+            self._line.close()
+            raise
         self.names: list[str] = welcome["welcome"]
         self.jax_port: int = welcome["jax_port"]
         self._thread = threading.Thread(target=self._run, args=(rest,), name="processes", daemon=True)
@@ -79,7 +84,7 @@ class Member:
                 continue
             if "refused" in messages[0]:
                 kind = _FAMILIES.get(messages[0]["code"], MaxTextError)
-                raise kind(messages[0]["refused"], id=messages[0]["id"])
+                raise kind(messages[0]["refused"], id=messages[0]["error"])
             if "welcome" in messages[0]:
                 return messages[0], messages[1:]
             raise self._no_hub("answered with something else")
