@@ -156,12 +156,13 @@ class Launch:
             thread.start()
 
     def _copy(self, id: int, source: IO[str], target: IO[str]) -> None:
-        for line in source:
-            if _GLOO.match(line):
-                continue
-            with self._print:
-                target.write(line if id == 0 else f"[{id}] {line}")
-                target.flush()
+        with source:
+            for line in source:
+                if _GLOO.match(line):
+                    continue
+                with self._print:
+                    target.write(line if id == 0 else f"[{id}] {line}")
+                    target.flush()
 
     def _await(self, child: Child) -> None:
         code = child.process.wait()

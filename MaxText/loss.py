@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from MaxText import decoder
+from MaxText import decoder, sequence
 from MaxText.layers.router import Routing
 from MaxText.layout import Axes, Layout, project
 
@@ -101,10 +101,7 @@ def sums(cfg: Any, layout: Layout, params: Any, batch: dict[str, Int[Array, "B S
     out = decoder.run(cfg, layout, params, batch)
     per_token = token_loss(cfg, layout, params, out.hidden_BSD, batch["targets"])
     mask = batch["loss_mask"].astype(jnp.float32)
-    further = [
-        (token_loss(cfg, layout, params, x, decoder.shift(batch["targets"], by)).nll_BS * further_mask(batch, by)).sum()
-        for by, x in enumerate(out.further_BSD, start=1)
-    ]
+    further = [_further_nll(cfg, layout, params, x, batch, by) for by, x in enumerate(out.further_BSD, start=1)]
     return LossSums(
         (per_token.nll_BS * mask).sum(),
         (jnp.square(per_token.log_z_BS) * mask).sum(),
@@ -115,7 +112,16 @@ def sums(cfg: Any, layout: Layout, params: Any, batch: dict[str, Int[Array, "B S
     )
 
 
-def further_mask(batch: Mapping[str, Int[Array, "*batch S"]], by: int) -> Float[Array, "*batch S"]:
+def _further_nll(cfg: Any, layout: Layout, params: Any, x_BSD: Array, batch: dict[str, Array], by: int) -> Array:
+    targets = sequence.shift(cfg, layout, batch["targets"], by)
+    nll_BS = token_loss(cfg, layout, params, x_BSD, targets).nll_BS
+    return (nll_BS * further_mask(cfg, layout, batch, by)).sum()
+
+
+def further_mask(
+    cfg: Any, layout: Layout, batch: Mapping[str, Int[Array, "*batch S"]], by: int
+) -> Float[Array, "*batch S"]:
     """1 where the target `by` places further on is real and of the same document."""
-    same = (decoder.shift(batch["segments"], by) == batch["segments"]) & (batch["segments"] != 0)
-    return (same & (decoder.shift(batch["loss_mask"], by) != 0)).astype(jnp.float32)
+    document = batch["segments"]
+    same = (sequence.shift(cfg, layout, document, by) == document) & (document != 0)
+    return (same & (sequence.shift(cfg, layout, batch["loss_mask"], by) != 0)).astype(jnp.float32)

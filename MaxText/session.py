@@ -28,7 +28,7 @@ def put_microbatches(mesh: Mesh, plan: planner.Plan, batch: dict[str, np.ndarray
 
 def _part(mesh: Mesh, plan: planner.Plan, microbatches: int, rows: int, length: int) -> Part:
     sharding = NamedSharding(mesh, plan.layout.spec((None, *BATCH_DIMS)))
-    return Part(sharding, microbatches, rows // microbatches, length)
+    return Part(sharding, plan.order, microbatches, rows // microbatches, length)
 
 
 @dataclass(frozen=True)
@@ -66,6 +66,12 @@ class Session:
         """A new state on the devices."""
         shardings = jax.tree.map(lambda leaf: leaf.sharding, self.state_type)
         return jax.jit(self._init, out_shardings=shardings)()
+
+    def state_of(self, params: Any) -> TrainState:
+        """A new state around `params`, which are on the devices as `state_type.params` says, and are donated."""
+        shardings = jax.tree.map(lambda leaf: leaf.sharding, self.state_type)
+        make = functools.partial(state.from_params, optimizer=self.tx)
+        return jax.jit(make, out_shardings=shardings, donate_argnums=0)(params)
 
     def _init(self) -> TrainState:
         return state.init(self.cfg, self.layout, self.plan.tree, self.tx)
@@ -122,7 +128,7 @@ def prepare(cfg: Any, group: Group | None = None) -> Session:
 
     All processes of `group` must have come to the same numbers and the same data, or DataError ("data.processes").
     """
-    found = hardware.detect(cfg.num_slices)
+    found = hardware.of(cfg)
     cfg, dtype_reason = hardware.resolve(cfg, found)
     tree = decoder.declare(cfg)
     plan = planner.make(cfg, tree, found)
@@ -134,7 +140,9 @@ def prepare(cfg: Any, group: Group | None = None) -> Session:
         data.check_enough(evaluation, cfg.eval_steps)
     mesh = planner.build_mesh(plan, jax.devices())
     _require_same(group or Alone(), cfg, train, evaluation)
-    return Session(cfg, found, dtype_reason, plan, mesh, words, train, evaluation, optimizer.make(cfg, tree))
+    return Session(
+        cfg, found, dtype_reason, plan, mesh, words, train, evaluation, optimizer.make(cfg, tree, plan.layout)
+    )
 
 
 def _require_same(group: Group, cfg: Any, train: data.Dataset, evaluation: data.Dataset | None) -> None:

@@ -13,6 +13,7 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding
 
+from MaxText import sequence
 from MaxText.data import Dataset
 
 Index = tuple[slice, ...]
@@ -23,6 +24,7 @@ class Part:
     """What this process holds of arrays [A, B, S] with this sharding; A is never split."""
 
     sharding: NamedSharding
+    order: sequence.Order
     microbatches: int
     rows: int
     length: int
@@ -52,7 +54,7 @@ class Part:
 
     def put(self, batch: dict[str, np.ndarray]) -> dict[str, jax.Array]:
         """Rows [A * b, S] of this process to its devices, as parts of global arrays [A, B, S]. No collective."""
-        return {name: self._put(rows) for name, rows in batch.items()}
+        return {name: self._put(rows) for name, rows in sequence.arrange(self.order, batch).items()}
 
     def _put(self, rows: np.ndarray) -> jax.Array:
         local = rows.reshape(self.microbatches, len(self.span), self.length)

@@ -23,8 +23,13 @@ class TrainState:
     opt_state: Any
 
 
+def from_params(params: Any, optimizer: optax.GradientTransformation) -> TrainState:
+    """A fresh state around parameters that are there already; run under `jax.jit` and `jax.set_mesh`."""
+    return TrainState(jnp.zeros((), jnp.int32), params, optimizer.init(params))
+
+
 def init(cfg: Any, layout: Layout, tree: blueprint.Blueprint, optimizer: optax.GradientTransformation) -> TrainState:
     """A fresh state, born sharded; run under `jax.jit` and `jax.set_mesh`. Its type alone: `jax.eval_shape` of the same
     call."""
     params = blueprint.initialise(tree, jax.random.key(cfg.init_weights_seed), cfg.weight_dtype, layout)
-    return TrainState(jnp.zeros((), jnp.int32), params, optimizer.init(params))
+    return from_params(params, optimizer)

@@ -5,6 +5,7 @@ Every ending (steps done, a signal, data that end, a non-finite loss, storage th
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,6 +13,8 @@ import jax
 
 from MaxText import goodput, report, runtime, screen, session
 from MaxText.checkpoint import Store
+from MaxText.convert import start
+from MaxText.convert.source import Source
 from MaxText.errors import ConfigError, MaxTextError, NonFiniteError, PlanError, Preempted, StorageError
 from MaxText.generate import generate
 from MaxText.loop import Loop
@@ -24,10 +27,11 @@ from MaxText.state import TrainState
 
 @dataclass(frozen=True)
 class Beginning:
-    """Where the state comes from: the checkpoint of `done` steps in `store`, or nothing (done = 0, resumed False)."""
+    """Where the state comes from: the checkpoint of `done` steps in `store`, the weights of `source`, or nothing."""
 
     done: int = 0
     resumed: bool = False
+    source: Source | None = None
     notes: list[str] = field(default_factory=list)
 
 
@@ -47,7 +51,7 @@ def walk(cfg: Any, group: Group | None = None) -> None:
             asynchronous=cfg.async_checkpointing,
             group=group,
         )
-        beginning = find_beginning(made, store) if cfg.enable_checkpointing else Beginning()
+        beginning = find_beginning(made, store) if cfg.enable_checkpointing else find_weights(made)
         _require_one_folder(cfg, group, beginning)
         if beginning.done >= cfg.steps:
             _print(group, screen.complete(cfg, beginning.done))
@@ -84,7 +88,8 @@ def _meta(made: Session) -> dict[str, Any]:
 
 
 def find_beginning(made: Session, store: Store) -> Beginning:
-    """1. this run's newest checkpoint, 2. fresh; `start` may demand one. A checkpoint of other data is refused."""
+    """1. this run's newest checkpoint, 2. load_parameters_path, 3. fresh; `start` may demand one. A checkpoint of other
+    data is refused."""
     cfg, latest = made.cfg, store.latest()
     if cfg.start == "resume" and latest is None:
         raise ConfigError(
@@ -99,11 +104,19 @@ def find_beginning(made: Session, store: Store) -> Beginning:
         )
     notes = [f"warning: checkpoint {step} cannot be used: {why}" for step, why in store.incomplete().items()]
     if latest is None:
-        return Beginning(notes=notes)
+        return find_weights(made, notes)
     notes += check_continues(made, store.manifest(latest)["meta"], latest)
     with jax.set_mesh(made.mesh):
         store.require_fit(latest, made.state_type)  # before anything is written
-    return Beginning(latest, True, notes)
+    return Beginning(latest, True, notes=notes)
+
+
+def find_weights(made: Session, notes: Sequence[str] = ()) -> Beginning:
+    """The beginning of a fresh run. Weights that do not fit are refused; a function that differs is announced."""
+    if not made.cfg.load_parameters_path:
+        return Beginning(notes=list(notes))
+    source, said = start.open_for(made.cfg, made.plan.tree)
+    return Beginning(source=source, notes=[*notes, *said])
 
 
 def _attempt(made: Session, records: Records, beginning: Beginning) -> MaxTextError | None:
@@ -146,7 +159,10 @@ def _state(made: Session, records: Records, beginning: Beginning) -> tuple[Train
     """The state to start from, and its number of finished steps; metrics of steps to be done again are dropped."""
     if not beginning.resumed:
         records.metrics.rewind(0)
-        return made.fresh_state(), 0
+        if beginning.source is None:
+            return made.fresh_state(), 0
+        records.ledger.enter("restore")
+        return made.state_of(start.load(beginning.source, made.plan.tree, made.state_type.params)), 0
     records.ledger.enter("restore")
     done, state, skipped = records.store.restore_newest(made.state_type)
     for reason in skipped:

@@ -17,7 +17,7 @@ import numpy as np
 import optax
 from jax.sharding import Mesh, NamedSharding
 
-from MaxText import blueprint, config, decoder, optimizer, planner, session, state, step
+from MaxText import blueprint, config, decoder, optimizer, planner, sequence, session, state, step
 from MaxText.hardware import Hardware
 from MaxText.layout import Layout
 
@@ -91,6 +91,7 @@ class Toy:
     def put_rows(self, batch: dict[str, np.ndarray]) -> dict[str, jax.Array]:
         """Rows [R, S] on the devices."""
         sharding = NamedSharding(self.mesh, self.layout.spec(("activation_batch", "activation_length")))
+        batch = sequence.arrange(self.plan.order, batch)
         return {k: jax.device_put(v, sharding) for k, v in batch.items()}
 
     def gradients(self, batch: dict[str, np.ndarray]) -> tuple[dict[str, np.ndarray], dict[str, float]]:
@@ -102,7 +103,7 @@ class Toy:
 
     @functools.cached_property
     def tx(self) -> optax.GradientTransformation:
-        return optimizer.make(self.cfg, self.plan.tree)
+        return optimizer.make(self.cfg, self.plan.tree, self.layout)
 
     @functools.cached_property
     def state_type(self) -> state.TrainState:

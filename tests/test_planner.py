@@ -82,10 +82,20 @@ def test_slices_that_are_not_there_are_refused():
         plan(8, slices=2, dcn_data_parallelism=3)
 
 
-@pytest.mark.parametrize("axis", ("pipeline", "context"))
+@pytest.mark.parametrize("axis", ("pipeline",))
 def test_an_axis_without_a_use_is_refused(axis):
     with refused("plan.unused-axis", axis, 2):
         plan(8, **{f"ici_{axis}_parallelism": 2})
+
+
+def test_a_rule_that_matches_nothing_is_refused():
+    with refused("plan.rule", "latent", "embed"):
+        plan(8, logical_axis_rules=["latent=fsdp"])
+
+
+def test_rules_that_collide_are_refused():
+    with refused("plan.collision", "fsdp", "mlp_embed", "mlp"):
+        plan(8, logical_axis_rules=["mlp=fsdp"])
 
 
 @pytest.mark.parametrize(

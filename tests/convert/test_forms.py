@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import struct
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -13,6 +11,7 @@ from MaxText import config
 from MaxText.convert import gguf, gguf_words, hf_config
 from MaxText.convert.rearrange import Pattern
 from MaxText.convert.source import open_source
+from tests.convert.helpers import llama_gguf
 
 OLD_LLAMA = {
     "model_type": "llama", "vocab_size": 96, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
@@ -68,49 +67,8 @@ def test_recipes_of_the_tree_have_a_family(model: str):
 # --- GGUF
 
 
-def write_gguf(path: Path, metadata: dict[str, tuple[int, Any]], tensors: dict[str, np.ndarray]) -> None:
-    """A file of float32 tensors."""
-
-    def text(value: str) -> bytes:
-        return struct.pack("<Q", len(value)) + value.encode()
-
-    head = gguf.MAGIC + struct.pack("<IQQ", 3, len(tensors), len(metadata))
-    for key, (kind, value) in metadata.items():
-        packed = text(value) if kind == 8 else struct.pack({4: "<I", 6: "<f"}[kind], value)
-        head += text(key) + struct.pack("<I", kind) + packed
-    begin = 0
-    for name, array in tensors.items():
-        dims = struct.pack(f"<{array.ndim}Q", *reversed(array.shape))
-        head += text(name) + struct.pack("<I", array.ndim) + dims + struct.pack("<IQ", 0, begin)
-        begin += array.nbytes
-    body = b"".join(array.astype("<f4").tobytes() for array in tensors.values())
-    path.write_bytes(head + b"\0" * (-len(head) % 32) + body)
-
-
-def llama_cpp_order(weight: np.ndarray, heads: int) -> np.ndarray:
-    """What llama.cpp's converter does to the rows of queries and keys."""
-    rows = weight.reshape(heads, 2, weight.shape[0] // heads // 2, *weight.shape[1:])
-    return rows.swapaxes(1, 2).reshape(weight.shape)
-
-
 def test_a_llama_file_and_its_row_order(tmp_path: Path):
-    rng = np.random.default_rng(0)
-    metadata = {
-        "general.architecture": (8, "llama"), "llama.embedding_length": (4, 32), "llama.block_count": (4, 1),
-        "llama.feed_forward_length": (4, 48), "llama.attention.head_count": (4, 4), "llama.context_length": (4, 64),
-        "llama.attention.head_count_kv": (4, 2), "llama.attention.layer_norm_rms_epsilon": (6, 1e-5),
-        "llama.rope.freq_base": (6, 1e5),
-    }  # fmt: skip
-    shapes = {
-        "token_embd": (96, 32), "output_norm": (32,), "blk.0.attn_norm": (32,), "blk.0.ffn_norm": (32,),
-        "blk.0.attn_q": (32, 32), "blk.0.attn_k": (16, 32), "blk.0.attn_v": (16, 32), "blk.0.attn_output": (32, 32),
-        "blk.0.ffn_gate": (48, 32), "blk.0.ffn_up": (48, 32), "blk.0.ffn_down": (32, 48),
-    }  # fmt: skip
-    plain = {f"{name}.weight": rng.normal(size=shape).astype(np.float32) for name, shape in shapes.items()}
-    stored = dict(plain)
-    for name, heads in (("blk.0.attn_q.weight", 4), ("blk.0.attn_k.weight", 2)):
-        stored[name] = llama_cpp_order(plain[name], heads)
-    write_gguf(tmp_path / "m.gguf", metadata, stored)
+    plain = llama_gguf(tmp_path / "m.gguf")
     source = open_source(tmp_path / "m.gguf", {})
     assert source.cfg.logits_via_embedding and source.cfg.normalization_layer_epsilon == 1e-5
     query = source.weights.read("decoder/layers/0/attention/query", 0)
