@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from MaxText import decoder, sequence
+from MaxText.layers import dot_product
 from MaxText.layers.router import Routing
 from MaxText.layout import Axes, Layout, project
 
@@ -48,10 +49,15 @@ def logits(cfg: Any, layout: Layout, params: Any, x_BSD: Float[Array, "B S D"]) 
     return _finish(cfg, project(layout, "BSD,DV->BSV", x_BSD, kernel, dims, LOGITS), factor)
 
 
-def _finish(cfg: Any, raw: Array, factor: float) -> Array:
+def _finish(cfg: Any, raw: Array, factor: float, chunk: Array | int = 0, chunks: int = 1) -> Array:
+    """Capped float32 logits of the ids chunk, chunk + chunks, ...; those of the vocabulary's padding never win."""
     out = raw.astype(jnp.float32) * factor
     cap = cfg.final_logits_soft_cap
-    return cap * jnp.tanh(out / cap) if cap else out
+    out = cap * jnp.tanh(out / cap) if cap else out
+    if out.shape[-1] * chunks == cfg.vocab_size:
+        return out
+    ids = jnp.arange(out.shape[-1]) * chunks + chunk
+    return jnp.where((ids < cfg.vocab_size)[None, None], out, dot_product.MASKED)
 
 
 def token_loss(
@@ -70,7 +76,7 @@ def token_loss(
     def one_chunk(carry: tuple[Array, Array, Array], chunk: tuple[Array, Array]):
         largest, total, at_target = carry
         kernel_DV, index = chunk
-        z_BSV = _finish(cfg, project(layout, "BSD,DV->BSV", x_BSD, kernel_DV, dims, LOGITS), factor)
+        z_BSV = _finish(cfg, project(layout, "BSD,DV->BSV", x_BSD, kernel_DV, dims, LOGITS), factor, index, chunks)
         new_largest = jnp.maximum(largest, jax.lax.stop_gradient(z_BSV.max(axis=-1)))
         total = total * jnp.exp(largest - new_largest) + jnp.exp(z_BSV - new_largest[..., None]).sum(axis=-1)
         own = jnp.where(targets_BS % chunks == index, targets_BS // chunks, -1)

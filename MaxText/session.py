@@ -62,6 +62,26 @@ class Session:
     def _share(self, dataset: data.Dataset, microbatches: int) -> Share:
         return Share(dataset, _part(self.mesh, self.plan, microbatches, dataset.global_batch, dataset.length))
 
+    def as_stored(self, now: TrainState) -> TrainState:
+        """The state as a checkpoint holds it: without padding, so that any mesh can read it."""
+        if not state.has_padding(self.plan.tree):
+            return now
+        return jax.jit(functools.partial(state.without_padding, self.plan.tree))(now)
+
+    def from_stored(self, stored: Any, types: Any) -> Any:
+        """The inverse, for a state or its parameters: in the shapes and layouts of `types`."""
+        if not state.has_padding(self.plan.tree):
+            return stored
+        return jax.jit(lambda values: state.with_padding(self.plan.tree, values, types))(stored)
+
+    @functools.cached_property
+    def stored_type(self) -> TrainState:
+        """The type of the state as a checkpoint holds it."""
+        if not state.has_padding(self.plan.tree):
+            return self.state_type
+        cut = functools.partial(state.without_padding, self.plan.tree)
+        return jax.tree.map(self._concrete, jax.eval_shape(cut, self.state_type))
+
     def fresh_state(self) -> TrainState:
         """A new state on the devices."""
         shardings = jax.tree.map(lambda leaf: leaf.sharding, self.state_type)
@@ -141,7 +161,7 @@ def prepare(cfg: Any, group: Group | None = None) -> Session:
     mesh = planner.build_mesh(plan, jax.devices())
     _require_same(group or Alone(), cfg, train, evaluation)
     return Session(
-        cfg, found, dtype_reason, plan, mesh, words, train, evaluation, optimizer.make(cfg, tree, plan.layout)
+        cfg, found, dtype_reason, plan, mesh, words, train, evaluation, optimizer.make(cfg, plan.tree, plan.layout)
     )
 
 

@@ -75,7 +75,9 @@ class Toy:
 
     def _parameter(self, path: str, param: blueprint.Param) -> jax.Array:
         rng = np.random.default_rng(zlib.crc32(path.encode()))
-        value = (param.init.law == "ones") + (param.init.std or 0.3) * rng.standard_normal(param.shape, np.float32)
+        real = param.real_shape
+        value = (param.init.law == "ones") + (param.init.std or 0.3) * rng.standard_normal(real, np.float32)
+        value = np.pad(value, [(0, new - old) for new, old in zip(param.shape, real, strict=True)])
         spec = self.layout.spec(param.axes)
         return jax.device_put(value.astype(self.cfg.weight_dtype), NamedSharding(self.mesh, spec))
 

@@ -40,6 +40,8 @@ def place(source: Source, devices: Sequence[jax.Device] | None = None) -> Placed
     ici, dcn = planner.mesh_degrees(cfg, found)
     sizes = {axis: ici[axis] * dcn[axis] for axis in planner.MESH_AXES}
     layout = planner.make_layout(sizes).unsplit("activation_length")  # rows may have any length
+    if cfg.vocab_size % layout.ways("vocab"):  # few rows: whole is cheaper than padding
+        layout = layout.unsplit("vocab").unsplit("activation_vocab")
     mesh = compat.explicit_mesh(np.asarray(devices).reshape(tuple(sizes.values())), planner.MESH_AXES)
 
     def put(path: str, param: blueprint.Param) -> jax.Array:

@@ -30,7 +30,6 @@ def indivisible(cfg: Any, tree: blueprint.Blueprint, layout: Layout) -> list[str
         ("moe_mlp", cfg.moe_mlp_dim): "moe_mlp_dim",
         ("latent", cfg.q_lora_rank): "q_lora_rank",
         ("latent", cfg.kv_lora_rank): "kv_lora_rank",
-        ("vocab", cfg.vocab_size): "vocab_size",
     }
     used = dict.fromkeys(
         (dim, size) for _, p in blueprint.leaves(tree) for dim, size in zip(p.axes, p.shape, strict=True) if dim
