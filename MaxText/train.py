@@ -46,9 +46,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _join(cfg: config.Config) -> Group:
     """Call the roll, before anything heavy is imported."""
+    libraries = {name: version(name) for name in ("jax", "jaxlib", "numpy")}
     return processes.join(
         processes.find(os.environ),
-        {"version": __version__, "python": platform.python_version(), "jax": version("jax"), **cfg.as_dict()},
+        {"version": __version__, "python": platform.python_version(), **libraries, **cfg.as_dict()},
         start=cfg.jax_distributed_initialization_timeout,
         heartbeat=cfg.jax_distributed_heartbeat_timeout_seconds,
         wait=cfg.process_wait_timeout,
