@@ -47,7 +47,7 @@ _BY_SENTENCE: dict[str, str] = {
         override_logical_axis_rules mesh_axes data_sharding input_data_sharding_logical_axes
         custom_mesh_and_rule custom_mesh context_sharding""",
     "processes find each other by themselves; leave it out": """
-        skip_jax_distributed_system jax_distributed_initialization_timeout""",
+        skip_jax_distributed_system""",
     "start one process per host": "enable_single_controller colocated_python_data_input",
     "use dataset_type=synthetic for a run without input": "reuse_example_batch",
     "use plan_only=true to see how each tensor is sharded": "debug_sharding",
