@@ -93,6 +93,24 @@ def after(order: Order, x: Array, size: int, axis: int = 1) -> list[Array]:
     return came
 
 
+def cumsum(order: Order, x: Array, axis: int = 1) -> Array:
+    """The sum over the row up to each of its tokens, this one included. One number a chunk travels."""
+    if order.shards == 1:
+        return jnp.cumsum(x, axis=axis)
+    own = pieces(order, x, axis)
+    totals = jax.lax.all_gather(jnp.stack([piece.sum(axis=axis) for piece in own]), order.axes)  # [shards, pieces, ...]
+    totals = totals.reshape(-1, *totals.shape[2:])
+    numbers = np.array([order.number(i, piece) for i in range(order.shards) for piece in range(order.pieces)])
+    totals = totals[np.argsort(numbers)]
+    earlier = jnp.cumsum(totals, axis=0) - totals
+    numbers_here = [order.number(jax.lax.axis_index(order.axes), piece) for piece in range(order.pieces)]
+    sums = [
+        jnp.cumsum(piece, axis=axis) + jnp.expand_dims(jax.lax.dynamic_index_in_dim(earlier, n, keepdims=False), axis)
+        for piece, n in zip(own, numbers_here, strict=True)
+    ]
+    return jnp.concatenate(sums, axis=axis)
+
+
 def _from_neighbour(order: Order, x: Array, distance: int) -> Array:
     """x of shard i - distance at shard i; zeros where there is none."""
     pairs = [(i, i + distance) for i in range(order.shards) if 0 <= i + distance < order.shards]

@@ -102,7 +102,11 @@ def planned(cell: tuple[str, str, str, dict[str, Any]]) -> tuple[Any, Any, Any]:
 
     model, where, policy, keys = cell
     cfg = config.make(
-        **(MODELS[model] | {"dtype": "bfloat16", "scan_layers": True, "remat_policy": policy, "attention": "dot_product"} | keys)
+        **(
+            MODELS[model]
+            | {"dtype": "bfloat16", "scan_layers": True, "remat_policy": policy, "attention": "dot_product"}
+            | keys
+        )
     )
     found = hardware.named(where)
     return cfg, planner.make(cfg, decoder.declare(cfg), found), found
@@ -133,9 +137,8 @@ def report(known: dict[str, Any]) -> dict[str, Any]:
         total = said["arguments"] + said["temporary"]
         states.append(abs(said["arguments"] / (plan.state_bytes + needs.batch) - 1))
         errors.append(needs.total / total - 1)
-        print(
-            f"| {name(cell)} | {states[-1]:.4%} | {total / 1e6:.0f} MB | {needs.total / 1e6:.0f} MB | {errors[-1]:+.1%} |"
-        )
+        both = f"{total / 1e6:.0f} MB | {needs.total / 1e6:.0f} MB"
+        print(f"| {name(cell)} | {states[-1]:.4%} | {both} | {errors[-1]:+.1%} |")
     sizes = np.abs(errors)
     return {
         "cells": len(errors),

@@ -91,7 +91,11 @@ def test_no_backend_is_started(tmp_path):
         ({"ici_fsdp_parallelism": 3}, "plan.mesh", ("3", "2048")),
         ({"ici_tensor_parallelism": 5, "ici_fsdp_parallelism": -1}, "plan.mesh", ("5", "2048")),
         ({"global_batch_size": 1000}, "plan.divisibility", ("1000", "512")),
-        ({"ici_fsdp_parallelism": 2048, "ici_tensor_parallelism": 1}, "plan.divisibility", ("512", "2048", "Legal here")),
+        (
+            {"ici_fsdp_parallelism": 2048, "ici_tensor_parallelism": 1},
+            "plan.divisibility",
+            ("512", "2048", "Legal here"),
+        ),
         ({"ici_fsdp_parallelism": 8, "ici_tensor_parallelism": 256}, "plan.divisibility", ("128", "256", "Legal here")),
     ],
 )
@@ -136,7 +140,9 @@ def test_warnings_name_what_may_be_a_mistake():
     assert not any("dcn_" in warning for warning in made(**small).warnings)
     dense = made(**small, ici_expert_parallelism=2)
     assert any("no experts" in warning for warning in dense.warnings)
-    assert any("announced" in warning for warning in made(**free, model_name="llama3.1-8b", hardware="tpu8t-64").warnings)
+    assert any(
+        "announced" in warning for warning in made(**free, model_name="llama3.1-8b", hardware="tpu8t-64").warnings
+    )
     narrow = made(**(free | {"ici_tensor_parallelism": 4}), model_name="qwen3-30b-a3b", hardware="v6e-64")
     assert any("matrix unit" in warning for warning in narrow.warnings)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import math
 import os
 from collections.abc import MutableMapping
 from dataclasses import dataclass
@@ -142,5 +141,3 @@ def store(one: Compiled, path: Path) -> int:
     payload, _, _ = serialize(one.program)
     path.write_bytes(payload)
     return len(payload)
-
-

@@ -6,11 +6,10 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-from MaxText import blueprint, planner, remat
+from MaxText import planner, remat
 from MaxText.cost import memory, sizes, timing
 from MaxText.hardware import Hardware
 
-LARGE = 64 << 20  # bytes: an array above it should not be left whole on a device
 GIB = 1 << 30
 
 _OF_AXIS = {
@@ -49,7 +48,7 @@ def warnings(
 ) -> Iterator[str]:
     """What is legal and may still be a mistake."""
     yield from _memory(hardware, needs)
-    yield from _whole(cfg, plan)
+    yield from plan.notes
     yield from _axes(cfg, plan)
     if hardware.slice:
         yield from _chip(cfg, plan, hardware)
@@ -75,15 +74,6 @@ def _memory(hardware: Hardware, needs: memory.Memory) -> Iterator[str]:
                 f"offloaded activations take {everything / GIB:.0f} GiB of a host's {chip.host_memory / GIB:.0f} GiB: "
                 "keep fewer of them, or fewer rows a microbatch."
             )
-
-
-def _whole(cfg: Any, plan: planner.Plan) -> Iterator[str]:
-    if plan.devices == 1:
-        return
-    for path, param in blueprint.leaves(plan.tree):
-        size = param.size * param.dtype(cfg.weight_dtype).itemsize
-        if size > LARGE and all(plan.layout.ways(dim) == 1 for dim in param.axes):
-            yield f"{path} ({size / GIB:.2f} GiB) is whole on every device: no axis larger than 1 splits its dims."
 
 
 def _axes(cfg: Any, plan: planner.Plan) -> Iterator[str]:
