@@ -160,4 +160,4 @@ def _layer(cfg: Any, one: Layers, layout: Layout, size: Sizes, flashes: bool) ->
     workspace = unnamed(cfg, one.spec, layout, size, True)
     if not flashes:
         workspace += scores(one.spec, layout, size, 4) * 2
-    return 2 * weights + again + workspace
+    return weights + again + workspace
