@@ -115,15 +115,15 @@ def by_place(program: str, mesh: Mesh) -> dict[str, Counts]:
 
 # A layer has 7 kernels (query, key, value, out, wi_0, wi_1, wo) and 2 norms. ZeRO-3: each kernel is gathered where it
 # is used, forward and backward; its gradient is summed over the batch axes where it is born. Tensor parallelism:
-# `out` and `wo` sum their results forward; backward the five kernels that read the stream each sum their part of its
-# gradient.
+# `out` and `wo` sum their results forward; backward the kernels that read the same input (query, key, value; wi_0,
+# wi_1) sum their parts of its gradient together.
 # XLA on CPU has no reduce-scatter of a matmul's result: it sums whole (all-reduce) and slices. A TPU scatters.
 # Outside: embedding and head are gathered once; over tensor the looked-up rows, the maximum, sum and pick of the
 # vocabulary [B, S] and the head's input gradient are summed; over the batch the gradients of head, final norm and
 # embedding.
 FSDP4_TENSOR2 = {
     "forward": {("all-gather", "fsdp"): 7, ("all-reduce", "tensor"): 2},
-    "backward": {("all-gather", "fsdp"): 7, ("all-reduce", "tensor"): 5, ("all-reduce", "fsdp"): 7 + 2},
+    "backward": {("all-gather", "fsdp"): 7, ("all-reduce", "tensor"): 2, ("all-reduce", "fsdp"): 7 + 2},
     "outside": {
         ("all-gather", "fsdp"): 2,
         ("all-reduce", "tensor"): 1 + 3 + 1,
@@ -136,7 +136,7 @@ DATA2_FSDP2_TENSOR2 = {
     "forward": {("all-gather", "fsdp"): 7, ("all-reduce", "tensor"): 2},
     "backward": {
         ("all-gather", "fsdp"): 7,
-        ("all-reduce", "tensor"): 5,
+        ("all-reduce", "tensor"): 2,
         ("all-reduce", "fsdp"): 7,
         ("all-reduce", "data"): 7,
         ("all-reduce", "data+fsdp"): 2,
@@ -156,6 +156,32 @@ FSDP8 = {
     "backward": {("all-gather", "fsdp"): 7, ("all-reduce", "fsdp"): 7 + 2},
     "outside": {("all-gather", "fsdp"): 2, ("all-reduce", "fsdp"): 2, ("reduce-scatter", "fsdp"): 1},
 }
+
+
+# Rows split in two. Keys and values are gathered, forward and once more backward, and their gradients scattered ...
+GATHERED = {
+    "forward": {("all-gather", "context"): 2},
+    "backward": {("all-gather", "context"): 2, ("reduce-scatter", "context"): 2, ("all-reduce", "context"): 7 + 2},
+    "outside": {("all-reduce", "context"): 3},
+}
+# ... or passed on c - 1 times, forward and backward, and their gradients c times (the loop and its last turn) ...
+RING = {
+    "forward": {("collective-permute", "context"): 2},
+    "backward": {("collective-permute", "context"): 2 + 2 + 2, ("all-reduce", "context"): 7 + 2},
+    "outside": {("all-reduce", "context"): 3},
+}
+# ... or queries, keys, values and the result change from rows to heads and back.
+EXCHANGED = {
+    "forward": {("all-to-all", "context"): 4},
+    "backward": {("all-to-all", "context"): 4, ("all-reduce", "context"): 7 + 2},
+    "outside": {("all-reduce", "context"): 3},
+}
+
+
+@pytest.mark.parametrize(("strategy", "expected"), [("all_gather", GATHERED), ("ring", RING), ("ulysses", EXCHANGED)])
+def test_collectives_of_split_rows(strategy, expected):
+    made = toy({"context": 2}, context_parallel_strategy=strategy)
+    assert by_place(made.compiled_step.as_text(), made.mesh) == expected
 
 
 @pytest.mark.parametrize(
@@ -186,6 +212,7 @@ from tests.helpers import toy
 
 print("the step:", flush=True)
 toy({"data": 2, "fsdp": 2, "tensor": 2}).compiled_step
+toy({"fsdp": 2, "context": 2, "tensor": 2}, context_parallel_strategy="ring").compiled_step
 print("a bad program:", flush=True)
 with jax.set_mesh(jax.make_mesh((2, 2, 2), ("a", "b", "c"), axis_types=(jax.sharding.AxisType.Auto,) * 3)):
     bad = lambda x: constrain(constrain(x * 2, P(None, "a", None)) + 1, P("b", None, "c"))
