@@ -99,6 +99,13 @@ def test_a_vocabulary_that_does_not_divide_is_padded_and_said():
     assert chunked.tree["logits"].shape == (32, 112)
 
 
+def test_large_arrays_that_stay_whole_are_said():
+    large = {"base_emb_dim": 1024, "base_mlp_dim": 1024}
+    (note,) = plan(2, ici_data_parallelism=2, ici_fsdp_parallelism=1, **large).notes
+    assert "3 large arrays" in note and "mlp/wi_0" in note and "each of 2 devices" in note
+    assert not plan(2, **large).notes and not plan(1, **large).notes
+
+
 def test_a_rule_that_matches_nothing_is_refused():
     with refused("plan.rule", "latent", "embed"):
         plan(8, logical_axis_rules=["latent=fsdp"])

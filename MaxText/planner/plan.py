@@ -11,7 +11,7 @@ from MaxText import blueprint, flops, sequence
 from MaxText.errors import PlanError
 from MaxText.hardware import Hardware
 from MaxText.layout import Layout
-from MaxText.planner import legality
+from MaxText.planner import legality, notes
 from MaxText.planner.degrees import mesh_degrees
 from MaxText.planner.rules import MESH_AXES, make_layout
 
@@ -69,19 +69,11 @@ def _optimizer_bytes(cfg: Any, tree: blueprint.Blueprint, layout: Layout) -> int
     return sum(_bytes(tree, layout, dtype, cfg.shard_optimizer_over_data) for dtype in slots) + 4 * counters
 
 
-def _with_even_vocabulary(
-    cfg: Any, tree: blueprint.Blueprint, layout: Layout
-) -> tuple[blueprint.Blueprint, tuple[str, ...]]:
-    """The tree with the vocabulary padded so that it can be split, and a note that says so."""
+def _with_even_vocabulary(cfg: Any, tree: blueprint.Blueprint, layout: Layout) -> blueprint.Blueprint:
+    """The tree with the vocabulary padded, if need be, so that it can be split."""
     if cfg.vocab_size % layout.ways("vocab") == 0:
-        return tree, ()
-    multiple = layout.ways("vocab") * cfg.num_vocab_tiling
-    to = -(-cfg.vocab_size // multiple) * multiple
-    over = " x ".join(layout.axes("vocab"))
-    return blueprint.pad(tree, "vocab", multiple), (
-        f"vocab_size={cfg.vocab_size} is padded to {to}, to be split {layout.ways('vocab')} ways over {over}; "
-        "the padding is never predicted, nor saved",
-    )
+        return tree
+    return blueprint.pad(tree, "vocab", layout.ways("vocab") * cfg.num_vocab_tiling)
 
 
 def make(cfg: Any, tree: blueprint.Blueprint, hardware: Hardware) -> Plan:
@@ -91,7 +83,7 @@ def make(cfg: Any, tree: blueprint.Blueprint, hardware: Hardware) -> Plan:
     if unusable := legality.unusable_axes(cfg, sizes):
         raise PlanError("\n".join(unusable), id="plan.unused-axis")
     layout = make_layout(sizes, cfg.logical_axis_rules)
-    tree, notes = _with_even_vocabulary(cfg, tree, layout)
+    tree = _with_even_vocabulary(cfg, tree, layout)
     if unmatched := legality.unmatched_rules(cfg, tree):
         raise PlanError("\n".join(unmatched), id="plan.rule")
     rows, eval_rows, problems = legality.batch_rows(cfg, hardware.devices, layout.ways("activation_batch"))
@@ -114,5 +106,5 @@ def make(cfg: Any, tree: blueprint.Blueprint, hardware: Hardware) -> Plan:
         parameter_bytes=_bytes(tree, layout, cfg.weight_dtype),
         optimizer_bytes=_optimizer_bytes(cfg, tree, layout) + 4,  # + the step counter
         flops_per_step_per_device=flops.per_step_per_device(cfg, tokens, hardware.devices),
-        notes=notes,
+        notes=(*notes.padding(cfg, tree, layout), *notes.whole_arrays(tree, layout)),
     )
