@@ -55,7 +55,8 @@ def devices(shape: str, transposed: str | None = None) -> np.ndarray:
 
 def group(line: str) -> list[int]:
     """The devices of the first group of a collective, in any of XLA's notations:
-    {{0,1},{2,3}}; [4,2]<=[2,4]T(1,0); mesh['a'=2,'b'=4] {'b'}, with device_ids=([4,2]T(1,0)) before the braces."""
+    {{0,1},{2,3}}; [4,2]<=[2,4]T(1,0); mesh['a'=2,'b'=4] {'b'}, with device_ids=([4,2]T(1,0)) before the braces; or the
+    first pair of a permutation."""
     ids = r"\[([\d,]+)\](?:T\(([\d,]+)\))?"
     if named := re.search(rf"replica_groups=mesh\[(.*?)\](?:, device_ids=\({ids}\))? \{{(.*?)\}}", line):
         sizes = {name: int(size) for name, size in re.findall(r"'(\w+)'=(\d+)", named[1])}
@@ -65,7 +66,7 @@ def group(line: str) -> list[int]:
         return table[tuple(slice(None) if name in inside else 0 for name in sizes)].reshape(-1).tolist()
     if iota := re.search(rf"replica_groups=\[(\d+),(\d+)\]<={ids}", line):
         return devices(iota[3], iota[4]).reshape(-1)[: int(iota[2])].tolist()
-    listed = re.search(r"replica_groups=\{\{([\d,]+)\}", line)
+    listed = re.search(r"(?:replica_groups|source_target_pairs)=\{\{([\d,]+)\}", line)
     assert listed, line
     return [int(n) for n in listed[1].split(",")]
 
@@ -158,23 +159,26 @@ FSDP8 = {
 }
 
 
-# Rows split in two. Keys and values are gathered, forward and once more backward, and their gradients scattered ...
+# Rows split in two. Outside the layers: the places of all keys (position and document) are gathered, and the gradients
+# of embedding, final norm and head summed; in the layers those of every weight. Keys and values are gathered, forward
+# and once more backward, and their gradients scattered ...
+PLACES_AND_SUMS = {("all-gather", "context"): 2, ("all-reduce", "context"): 3}
 GATHERED = {
     "forward": {("all-gather", "context"): 2},
     "backward": {("all-gather", "context"): 2, ("reduce-scatter", "context"): 2, ("all-reduce", "context"): 7 + 2},
-    "outside": {("all-reduce", "context"): 3},
+    "outside": PLACES_AND_SUMS,
 }
 # ... or passed on c - 1 times, forward and backward, and their gradients c times (the loop and its last turn) ...
 RING = {
     "forward": {("collective-permute", "context"): 2},
     "backward": {("collective-permute", "context"): 2 + 2 + 2, ("all-reduce", "context"): 7 + 2},
-    "outside": {("all-reduce", "context"): 3},
+    "outside": PLACES_AND_SUMS,
 }
-# ... or queries, keys, values and the result change from rows to heads and back.
+# ... or queries, keys, values and the result change from rows to heads and back (XLA on CPU: an array for each shard).
 EXCHANGED = {
-    "forward": {("all-to-all", "context"): 4},
-    "backward": {("all-to-all", "context"): 4, ("all-reduce", "context"): 7 + 2},
-    "outside": {("all-reduce", "context"): 3},
+    "forward": {("all-to-all", "context"): 4 * 2},
+    "backward": {("all-to-all", "context"): 4 * 2, ("all-reduce", "context"): 7 + 2},
+    "outside": PLACES_AND_SUMS,
 }
 
 

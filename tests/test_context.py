@@ -1,4 +1,4 @@
-"""Rows split over devices: every strategy has the loss, the metrics and the gradients of one device, whatever the model;
+"""Rows split over devices: loss, metrics and gradients are those of one device, whatever the strategy and the model;
 and what cannot be split is refused. (`layers/test_attend.py` tests the attention alone, on more meshes.)"""
 
 from __future__ import annotations
@@ -11,13 +11,16 @@ import toy
 
 from MaxText import sequence, step
 from MaxText.errors import PlanError
-from tests.helpers import TOY, assert_close, by_path, toy_config
+from tests.helpers import TOY, assert_close, by_path, toy_batch, toy_config
+from tests.helpers import toy as toy_world
 from tests.test_planner import plan
 
 # Models of the families and what they bring: borrowed keys, vectors of each layer's own, windows; latents and an
 # indexer that learns; sinks; chunks, tempered queries; values that are keys; caps.
-QUICK = [("gemma4-e2b", "ring"), ("deepseek-v3.2-671b", "all_gather"), ("gpt-oss-20b", "ulysses")]
-OTHERS = [
+FAMILIES = [
+    ("gemma4-e2b", "ring"),
+    ("deepseek-v3.2-671b", "all_gather"),
+    ("gpt-oss-20b", "ulysses"),
     ("gemma4-e2b", "all_gather"),
     ("gpt-oss-20b", "ring"),
     ("llama4-scout-17b-16e", "ring"),
@@ -50,9 +53,18 @@ def gradients(model_name, degrees=(), **changes):
     return by_path(grads), {name: float(value) for name, value in metrics.items()}
 
 
-@pytest.mark.parametrize(
-    ("model_name", "strategy"), QUICK + [pytest.param(*other, marks=pytest.mark.slow) for other in OTHERS]
-)
+@pytest.mark.parametrize("mesh", [{"context": 2, "tensor": 2}, {"fsdp": 2, "context": 4}], ids=["tensor", "fsdp"])
+def test_a_ring_has_the_gradients_of_one_device(mesh):
+    model = {"layer_pattern": ["local_sliding", "global"], "sliding_window_size": 3, "attention_sink": True}
+    model |= {"mtp_num_layers": 2, "attn_logits_soft_cap": 5.0}
+    wanted, one = toy_world(**model).gradients(toy_batch())
+    found, split = toy_world(mesh, **model, context_parallel_strategy="ring").gradients(toy_batch())
+    assert_close(found, wanted)
+    assert split == pytest.approx(one, rel=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("model_name", "strategy"), FAMILIES)
 def test_every_model_has_the_gradients_of_one_device(model_name, strategy):
     wanted, one = gradients(model_name)
     found, split = gradients(model_name, (("fsdp", 2), ("context", 2)), context_parallel_strategy=strategy)
