@@ -232,6 +232,7 @@ class Mesh(Group):
     context_parallel_load_balance: bool = key(
         True, "give each shard an early and a late part of the row (not for ulysses)"
     )
+    auto_plan: bool = key(False, "choose mesh, microbatches and remat policy by forecast; what is set by hand stays")
     num_slices: SizeOrMinusOne = key(-1, "slices; -1 = as many as there are")
     logical_axis_rules: Texts = key(
         (), "rows dim=axis+axis in place of the planner's, such as embed=fsdp; dim= keeps a dim whole"
