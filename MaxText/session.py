@@ -97,7 +97,7 @@ def prepare(cfg: Any) -> Session:
     words = tokenizer.make(cfg)
     train = data.open_split(cfg, words, "train", plan.global_batch_size)
     data.check_enough(train, cfg.steps)
-    evaluation = data.open_split(cfg, words, "eval", plan.eval_batch_size) if cfg.eval_files else None
+    evaluation = data.open_split(cfg, words, "eval", plan.eval_batch_size) if data.has_eval(cfg) else None
     if evaluation and cfg.eval_steps > 0:
         data.check_enough(evaluation, cfg.eval_steps)
     mesh = planner.build_mesh(plan, jax.devices())
