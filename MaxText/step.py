@@ -37,7 +37,7 @@ def _totals(cfg: Any, layout: Layout, params: Any, batch: Batch) -> Totals:
     def count(mask: Array) -> Array:
         return jnp.maximum(mask.astype(jnp.float32).sum(), 1.0)
 
-    further = tuple(count(loss.further_mask(batch, by)) for by in range(1, cfg.mtp_num_layers + 1))
+    further = tuple(count(loss.further_mask(cfg, layout, batch, by)) for by in range(1, cfg.mtp_num_layers + 1))
     loads = None
     if balance.needs_whole_step(cfg) and batch["inputs"].shape[0] > 1:
         loads = _summed(lambda mb: balance.loads(decoder.run(cfg, layout, params, mb).routing), batch)
@@ -70,11 +70,11 @@ def _parts(cfg: Any, sums: loss.LossSums, totals: Totals) -> Metrics:
 
 def gradients(cfg: Any, layout: Layout, params: Any, batch: Batch) -> tuple[Any, Metrics]:
     """(gradients of the objective in grad_dtype, {loss, its terms, total_weights, ...}) over all microbatches."""
-    grads, metrics, _ = _gradients(cfg, layout, params, batch)
+    grads, metrics, _ = gradients_and_loads(cfg, layout, params, batch)
     return grads, metrics
 
 
-def _gradients(cfg: Any, layout: Layout, params: Any, batch: Batch) -> tuple[Any, Metrics, balance.Loads]:
+def gradients_and_loads(cfg: Any, layout: Layout, params: Any, batch: Batch) -> tuple[Any, Metrics, balance.Loads]:
     """The same, and how many tokens chose each expert, by layer."""
     totals = _totals(cfg, layout, params, batch)
 
@@ -99,7 +99,7 @@ def make_train_step(cfg: Any, layout: Layout, tx: optax.GradientTransformation) 
     rate_at = optimizer.schedule(cfg)
 
     def train_step(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
-        grads, metrics, loads = _gradients(cfg, layout, state.params, batch)
+        grads, metrics, loads = gradients_and_loads(cfg, layout, state.params, batch)
         norm = optax.tree.norm(grads)
         grads = optimizer.clip_by_global_norm(grads, norm, cfg.gradient_clipping_threshold)
         direction, opt_state = tx.update(grads, state.opt_state, state.params)
