@@ -7,7 +7,7 @@ from typing import Any
 import jax
 
 from MaxText import optimizer
-from MaxText.data import Dataset
+from MaxText.data import Train
 from MaxText.hardware import Hardware
 from MaxText.planner import Plan
 from MaxText.session import Session
@@ -46,7 +46,7 @@ def _batch(cfg: Any, plan: Plan) -> str:
     )
 
 
-def _data(cfg: Any, train: Dataset, tokenizer_name: str) -> str:
+def _data(cfg: Any, train: Train, tokenizer_name: str) -> str:
     epochs = f", {cfg.steps * train.global_batch / train.rows:.2f} epochs" if train.rows else ""
     tokens = f", {train.tokens:,} tokens" if train.tokens else ""
     return f"{train.source}{tokens}{epochs}; tokenizer {tokenizer_name}"

@@ -35,7 +35,7 @@ class Session:
     plan: planner.Plan
     mesh: Mesh
     tokenizer: Any
-    train: data.Dataset
+    train: data.Train
     evaluation: data.Dataset | None
     tx: optax.GradientTransformation
 
@@ -113,9 +113,7 @@ class Session:
         batch = self._batch_type(self.train, shape, BATCH_DIMS)
         return jax.jit(step.make_eval_step(self.cfg, self.layout)).lower(self.state_type.params, batch).compile()
 
-    def _batch_type(
-        self, dataset: data.Dataset, shape: tuple[int, ...], dims: tuple[str | None, ...]
-    ) -> dict[str, Any]:
+    def _batch_type(self, dataset: data.Train, shape: tuple[int, ...], dims: tuple[str | None, ...]) -> dict[str, Any]:
         one = jax.ShapeDtypeStruct(shape, np.int32, sharding=NamedSharding(self.mesh, self.layout.spec(dims)))
         return dict.fromkeys(step.BATCH_KEYS, one)
 
@@ -127,7 +125,7 @@ def prepare(cfg: Any) -> Session:
     tree = decoder.declare(cfg)
     plan = planner.make(cfg, tree, found)
     words = tokenizer.make(cfg)
-    train = data.open_split(cfg, words, "train", plan.global_batch_size)
+    train = data.open_train(cfg, words, plan.global_batch_size)
     data.check_enough(train, cfg.steps)
     evaluation = data.open_split(cfg, words, "eval", plan.eval_batch_size) if data.has_eval(cfg) else None
     if evaluation and cfg.eval_steps > 0:

@@ -145,6 +145,8 @@ def _state(made: Session, records: Records, beginning: Beginning) -> tuple[Train
     if done != beginning.done:
         records.say(f"RESUMED after {done} steps instead of {beginning.done}")
     records.metrics.rewind(done)
+    if (place := records.store.manifest(done)["meta"].get("data_state")) is not None:
+        made.train.seek(place)
     return state, done
 
 
@@ -163,6 +165,8 @@ def finish(made: Session, records: Records, loop: Loop | None, ending: MaxTextEr
     records.ledger.enter("save")
     ending = _first(ending, records.store.close)
     records.ledger.finish(ending.id if ending else "complete")
+    if loop is not None and loop.done:
+        records.say(report.data(made.train.summary(loop.done), made.train.bad))
     records.say(report.summary(goodput.read(records.ledger.path), attempt=records.ledger.attempt))
     records.say(screen.end(made.cfg, loop.done if loop else 0, records.store.latest()))
     if ending is None:

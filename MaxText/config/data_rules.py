@@ -107,9 +107,10 @@ def one_column(train_data_columns: tuple[str, ...], eval_data_columns: tuple[str
     return None
 
 
-@rule("config.mixture")
+@rule("config.mixture", notable=bool)
 def mixture_is_whole(
     dataset_type: str,
+    grain_train_files: str,
     train_files: tuple[str, ...],
     mixture_weights: tuple[float, ...],
     mixture_schedule: tuple[str, ...],
@@ -155,7 +156,13 @@ def weights_fault(weights: tuple[float, ...], wanted: int) -> str | None:
 
 @rule("config.streaming", notable=bool)
 def streams_have_no_index(
-    hf_streaming: bool, packing: bool, packing_type: str, held_out_every: int, quarantine: tuple[str, ...]
+    dataset_type: str,
+    hf_path: str,
+    hf_streaming: bool,
+    packing: bool,
+    packing_type: str,
+    held_out_every: int,
+    quarantine: tuple[str, ...],
 ) -> str | None:
     """hf_streaming reads front to back: no plan over all documents, no document by its number."""
     if not hf_streaming:

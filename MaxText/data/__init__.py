@@ -1,6 +1,7 @@
 """Text to batches: sources (files) -> units -> corpus (tokens) -> rows (packing) -> order (shuffle, epochs, mixture) ->
 dataset -> feeder."""
 
+from MaxText.data.continuing import differences, notes
 from MaxText.data.dataset import Dataset, Split, check_enough
 from MaxText.data.feeder import Feeder
 from MaxText.data.opening import open_split
@@ -13,9 +14,14 @@ __all__ = [
     "Dataset",
     "Feeder",
     "Split",
-    "check_enough",
     "StreamDataset",
+    "Train",
+    "check_enough",
+    "differences",
     "has_eval",
+    "notes",
     "open_split",
     "open_train",
 ]
+
+Train = Dataset | StreamDataset

@@ -91,7 +91,7 @@ BROKEN = {
         {"train_files": ["a", "b"], "mixture_weights": [0.5, 0.5], "mixture_schedule": ["10:0.5/0.6"]},
         {"train_files": ["a", "b"], "mixture_weights": [0.5, 0.5], "mixture_schedule": ["ten:0.5/0.5"]},
         {"train_files": ["a", "b"], "mixture_weights": [0.5, 0.5], "mixture_schedule": ["9:1/0", "8:0/1"]},
-        {"dataset_type": "hf", "hf_path": "json", "mixture_weights": [1]},
+        {"dataset_type": "grain", "grain_train_files": "a", "mixture_weights": [1]},
     ],
     "config.streaming": [
         {"dataset_type": "hf", "hf_path": "json", "hf_streaming": True, "packing_type": "best_fit"},
