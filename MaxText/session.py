@@ -59,7 +59,7 @@ class Session:
         """This process's rows of the evaluation data."""
         return self._share(self.evaluation, 1) if self.evaluation else None
 
-    def _share(self, dataset: data.Dataset, microbatches: int) -> Share:
+    def _share(self, dataset: data.Train, microbatches: int) -> Share:
         return Share(dataset, _part(self.mesh, self.plan, microbatches, dataset.global_batch, dataset.length))
 
     def as_stored(self, now: TrainState) -> TrainState:
@@ -163,7 +163,7 @@ def prepare(cfg: Any, group: Group | None = None) -> Session:
     )
 
 
-def _require_same(group: Group, cfg: Any, train: data.Dataset, evaluation: data.Dataset | None) -> None:
+def _require_same(group: Group, cfg: Any, train: data.Train, evaluation: data.Dataset | None) -> None:
     """What each process found on its own host: the type of its arithmetic, and the text in its files."""
     found = {"dtype": cfg.dtype} | {f"train {key}": value for key, value in train.fingerprint.items()}
     if evaluation:
