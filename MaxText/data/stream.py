@@ -179,6 +179,7 @@ class StreamDataset:
 
     def __post_init__(self) -> None:
         self._step = 0
+        self._latest: tuple[int, Batch] = (-1, {})  # hosts and microbatches ask for a step several times
         self._states: deque[tuple[int, dict[str, Any]]] = deque(maxlen=_KEPT)
         self._begin(0, self.reader.place.as_dict(), 0)
 
@@ -204,10 +205,16 @@ class StreamDataset:
         except (KeyError, TypeError) as error:
             raise DataError(f"the checkpoint holds no state of this stream ({error!r}).", id="data.state") from error
         self._step = int(state["step"])
+        self._latest = -1, {}
         self._states.clear()
 
     def batch(self, step: int, rows: slice | None = None) -> Batch:
         """As `Dataset.batch`, for the step that is next. Raises DataExhausted where the stream ends before it."""
+        if step != self._latest[0]:
+            self._latest = step, self._draw(step)
+        return {name: values[rows] for name, values in self._latest[1].items()} if rows else self._latest[1]
+
+    def _draw(self, step: int) -> Batch:
         if step != self._step:
             self.seek(self.state_at(step))
         self._states.append((step, self.state_at(step)))
@@ -217,8 +224,7 @@ class StreamDataset:
             missing -= len(part["inputs"])
             parts.append(part)
         self._step = step + 1
-        batch = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
-        return {name: values[rows] for name, values in batch.items()} if rows else batch
+        return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
     def _take(self, most: int, step: int) -> Batch:
         """Up to `most` further rows, out of one window."""
