@@ -11,7 +11,7 @@ import numpy as np
 import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from MaxText import data, decoder, hardware, optimizer, planner, state, step, tokenizer
+from MaxText import data, decoder, forecast, hardware, optimizer, planner, state, step, tokenizer
 from MaxText.errors import DataError
 from MaxText.layout import Layout
 from MaxText.processes import Alone, Group
@@ -150,6 +150,7 @@ def prepare(cfg: Any, group: Group | None = None) -> Session:
     cfg, dtype_reason = hardware.resolve(cfg, found)
     tree = decoder.declare(cfg)
     plan = planner.make(cfg, tree, found)
+    forecast.require_room(forecast.of_plan(cfg, found, plan))
     words = tokenizer.make(cfg)
     train = data.open_train(cfg, words, plan.global_batch_size)
     data.check_enough(train, cfg.steps)
