@@ -88,9 +88,8 @@ _BY_SENTENCE: dict[str, str] = {
     "sharding is always explicit (Shardy); leave it out": "shard_mode shardy",
     "use ici_fsdp_parallelism, which shards the optimizer state too": "shard_optimizer_over_data",
     "the planner refuses what it cannot shard; plan_only=true shows it": "sharding_tolerance",
-    "pipelining has no settings beside ici_pipeline_parallelism": """
-        num_layers_per_pipeline_stage num_pipeline_repeats pipeline_* num_pipeline_microbatches scan_pipeline_*
-        scan_layers_per_stage set_remat_policy_on_*""",
+    "a pipeline scans its iterations, gathers weights in each, and keeps what remat_policy says": """
+        pipeline_* scan_pipeline_* scan_layers_per_stage set_remat_policy_on_*""",
     "use remat_policy": """
         decoder_layer_input context mlpwi mlpwi_0 mlpwi_1 mlpwo moe_mlpwi_0 moe_mlpwi_1 moe_mlpwo query_proj key_proj
         value_proj kv_proj qkv_proj out_proj query_wa_proj kv_wa_proj mla_q mla_kv attention_out engram

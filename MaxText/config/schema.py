@@ -215,6 +215,18 @@ class Mesh(Group):
     dcn_expert_parallelism: SizeOrMinusOne = key(1, "experts between slices")
     dcn_context_parallelism: SizeOrMinusOne = key(1, "sequence split between slices")
     dcn_tensor_parallelism: SizeOrMinusOne = key(1, "heads and feed-forward split between slices")
+    num_layers_per_pipeline_stage: SizeOrMinusOne = key(
+        -1, "layers of a stage in one repeat of the pipeline; -1 = as num_pipeline_repeats asks, or one layer pattern"
+    )
+    num_pipeline_repeats: SizeOrMinusOne = key(
+        -1, "how often a microbatch passes the ring of stages; -1 = as often as the layers ask (between slices: once)"
+    )
+    pipeline_parallel_layers: SizeOrMinusOne = key(
+        -1, "layers of the pipeline, the rest follow outside; -1 = all of the longest run of alike layers"
+    )
+    num_pipeline_microbatches: SizeOrMinusOne = key(
+        -1, "microbatches that pass the pipeline; a multiple of the stages; -1 = as many as stages"
+    )
     num_slices: SizeOrMinusOne = key(-1, "slices; -1 = as many as there are")
 
 

@@ -93,7 +93,9 @@ def text_names(tensors: Mapping[str, Any], layers: int) -> tuple[dict[str, Any],
 
 def pieces(tree: blueprint.Blueprint) -> dict[str, int | None]:
     """Paths of the model's arrays, and how many pieces each has (None: it is one piece)."""
-    return {path: param.shape[0] if param.axes[:1] == ("layers",) else None for path, param in blueprint.leaves(tree)}
+    return {
+        path: param.shape[0] if param.axes[:1] in blueprint.STACKED else None for path, param in blueprint.leaves(tree)
+    }
 
 
 def whole(weights: Weights, path: str, count: int | None, dtype: Any) -> np.ndarray:

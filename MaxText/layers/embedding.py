@@ -55,4 +55,4 @@ def lookup(
         return jax.lax.psum(values, rows)
 
     specs = (layout.spec(table_dims), layout.spec(IDS))
-    return jax.shard_map(local, in_specs=specs, out_specs=layout.spec(STREAM))(table, ids_BS)
+    return layout.shard_map(local, in_specs=specs, out_specs=layout.spec(STREAM))(table, ids_BS)

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from MaxText import blueprint
+from MaxText import blueprint, pipeline
 from MaxText.layout import Layout
 
 Sizes = Mapping[str, int]  # of every mesh axis
@@ -31,13 +31,15 @@ def indivisible(cfg: Any, tree: blueprint.Blueprint, layout: Layout) -> list[str
         ("vocab", cfg.vocab_size): "vocab_size",
     }
     used = dict.fromkeys(
-        (dim, size) for _, p in blueprint.leaves(tree) for dim, size in zip(p.axes, p.shape, strict=True) if dim
+        (dim, size, axes, ways)
+        for _, p in blueprint.leaves(tree)
+        for dim, size, axes, ways in zip(p.axes, p.shape, layout.split(p.axes), layout.pieces(p.axes), strict=True)
     )
     return [
-        f"{names.get((dim, size), dim)}={size} cannot be split {layout.ways(dim)} ways over "
-        f"{' x '.join(layout.axes(dim))}. Legal here: {legal(size)}."
-        for dim, size in used
-        if size % layout.ways(dim)
+        f"{names.get((str(dim), size), dim)}={size} cannot be split {ways} ways over {' x '.join(axes)}. "
+        f"Legal here: {legal(size)}."
+        for dim, size, axes, ways in used
+        if size % ways
     ]
 
 
@@ -78,9 +80,13 @@ def _no_layer(axis: str) -> Callable[[Any, Sizes], list[str]]:
     return check
 
 
+def _pipeline(cfg: Any, sizes: Sizes) -> list[str]:
+    return pipeline.problems(cfg, sizes["pipeline"])
+
+
 # Asked only where the axis is larger than one.
 OF_AXIS: dict[str, Callable[[Any, Sizes], list[str]]] = {
-    "pipeline": _no_layer("pipeline"),
+    "pipeline": _pipeline,
     "context": _no_layer("context"),
 }
 

@@ -7,7 +7,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from MaxText import blueprint, flops
+from MaxText import blueprint, flops, pipeline
 from MaxText.errors import PlanError
 from MaxText.hardware import Hardware
 from MaxText.layout import Layout
@@ -33,6 +33,7 @@ class Plan:
     parameter_bytes: int
     optimizer_bytes: int
     flops_per_step_per_device: float
+    pipeline: pipeline.Schedule | None = None
 
     @property
     def mesh_shape(self) -> dict[str, int]:
@@ -50,10 +51,7 @@ class Plan:
 
 def _bytes(tree: blueprint.Blueprint, layout: Layout, dtype: str) -> int:
     """Bytes on one device of one array for each parameter."""
-    return sum(
-        p.size // math.prod(layout.ways(dim) for dim in p.axes) * p.dtype(dtype).itemsize
-        for _, p in blueprint.leaves(tree)
-    )
+    return sum(p.size // math.prod(layout.pieces(p.axes)) * p.dtype(dtype).itemsize for _, p in blueprint.leaves(tree))
 
 
 def _optimizer_bytes(cfg: Any, tree: blueprint.Blueprint, layout: Layout) -> int:
@@ -69,8 +67,10 @@ def make(cfg: Any, tree: blueprint.Blueprint, hardware: Hardware) -> Plan:
     sizes = {axis: ici[axis] * dcn[axis] for axis in MESH_AXES}
     if unusable := legality.unusable_axes(cfg, sizes):
         raise PlanError("\n".join(unusable), id="plan.unused-axis")
-    layout = make_layout(sizes)
-    rows, eval_rows, problems = legality.batch_rows(cfg, hardware.devices, layout.ways("activation_batch"))
+    schedule = pipeline.make(cfg, sizes[pipeline.AXIS])
+    layout = make_layout(sizes, stages_own=schedule is not None and schedule.owned)
+    ways = layout.ways("activation_batch") * (schedule.microbatches // schedule.stages if schedule else 1)
+    rows, eval_rows, problems = legality.batch_rows(cfg, hardware.devices, ways)
     problems += legality.indivisible(cfg, tree, layout)
     if problems:
         raise PlanError("\n".join(problems), id="plan.divisibility")
@@ -89,4 +89,5 @@ def make(cfg: Any, tree: blueprint.Blueprint, hardware: Hardware) -> Plan:
         parameter_bytes=_bytes(tree, layout, cfg.weight_dtype),
         optimizer_bytes=_optimizer_bytes(cfg, tree, layout) + 4,  # + the step counter
         flops_per_step_per_device=flops.per_step_per_device(cfg, tokens, hardware.devices),
+        pipeline=schedule,
     )

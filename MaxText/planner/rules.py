@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from MaxText.layout import Layout
+from MaxText.layout import STAGE_LAYERS, Layout
 
 # Every axis always exists; size 1 is a size. Outermost first, so that tensor neighbours are physical neighbours.
 MESH_AXES = ("pipeline", "data", "fsdp", "fsdp_transpose", "expert", "context", "tensor")
-BATCH_AXES = ("data", "fsdp", "fsdp_transpose", "expert")
-ZERO_AXES = ("fsdp", "fsdp_transpose", "expert")
+# Outside the pipeline the batch is split over its stages too, so that each embeds and predicts its own rows.
+BATCH_AXES = ("pipeline", "data", "fsdp", "fsdp_transpose", "expert")
+# The pipeline comes last: a stage that takes its layers' pieces from all stages then gets one run of each dim.
+ZERO_AXES = ("fsdp", "fsdp_transpose", "expert", "pipeline")
 RULES: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("embed", ZERO_AXES),
     ("vocab", ("tensor",)),
@@ -18,6 +20,7 @@ RULES: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("norm", ()),
     ("head_norm", ()),
     ("layers", ()),
+    (STAGE_LAYERS, ()),
     ("positions", ()),
     ("latent", ZERO_AXES),
     ("experts", ()),
@@ -32,6 +35,7 @@ RULES: tuple[tuple[str, tuple[str, ...]], ...] = (
 )
 
 
-def make_layout(mesh_shape: dict[str, int]) -> Layout:
-    """The project's rules on a mesh of this shape."""
-    return Layout(RULES, tuple(mesh_shape.items()), frozenset(ZERO_AXES))
+def make_layout(mesh_shape: dict[str, int], stages_own: bool = False) -> Layout:
+    """The project's rules on a mesh of this shape; `stages_own`: each stage of the pipeline stores its own layers."""
+    rules = tuple((dim, ("pipeline",) if dim == STAGE_LAYERS and stages_own else axes) for dim, axes in RULES)
+    return Layout(rules, tuple(mesh_shape.items()), frozenset(ZERO_AXES))
