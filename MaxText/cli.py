@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Sequence
 
 from MaxText import config
-from MaxText.errors import ConfigError, MaxTextError
+from MaxText.errors import ConfigError, MaxTextError, StorageError
 
 USAGE = """usage: python -m MaxText VERB ...
   config CONFIG [key=value ...]   print every value and where it comes from
@@ -16,7 +16,7 @@ USAGE = """usage: python -m MaxText VERB ...
   goodput RUN                     print where the wall-clock time of a run folder went
   import SRC OUT                  weights of a Hugging Face folder or GGUF file to a checkpoint, with its recipe
   export SRC OUT                  a Hugging Face folder; verify=true compares what both compute
-  recipe from-hf FOLDER [OUT.yml] the recipe that a config.json describes
+  recipe from-hf SRC [OUT.yml]    the recipe of its architecture, for model_name
   score SRC tokens=T.npy out=S.npz  logits, losses and gradients=true: norms, in float32
   generate SRC prompt=TEXT        a continuation
   help                            print this
@@ -83,6 +83,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except MaxTextError as error:
         print(error, file=sys.stderr)
         return error.exit_code
+    except OSError as error:
+        print(f"{error.filename or 'a file'}: {error.strerror or error}", file=sys.stderr)
+        return StorageError.exit_code
     try:
         print(text.rstrip("\n"), flush=True)
     except BrokenPipeError:  # the reader, such as `head`, has seen enough

@@ -15,24 +15,17 @@ import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Bool, Float, Int
 
-from MaxText import architecture, blueprint, pipeline
+from MaxText import architecture, blueprint, pipeline, remat, sequence
 from MaxText.architecture import Segment, segments
 from MaxText.blueprint import Param, fan_in, normal
-from MaxText.layers import attention, block, embedding, layer_input, mla, norm, rope
+from MaxText.layers import attend, attention, block, embedding, layer_input, masks, mla, norm, rope
 from MaxText.layers.attention import Cache, Context
-from MaxText.layers.moe import SAVED as SAVED_BY_EXPERTS
+from MaxText.layers.masks import Places
 from MaxText.layers.router import Routing
 from MaxText.layout import STAGE_LAYERS, Axes, Layout, project
 
 LOGITS: Axes = ("embed", "vocab")
 PAIR: Axes = (None, "embed", None)
-LAYER_INPUT = "decoder_layer_input"
-# What a policy keeps for the backward pass, beside the input of each layer. `none` keeps everything.
-PROJECTIONS = ("query_proj", "key_proj", "value_proj", "query_wa_proj", "kv_wa_proj", "kv_proj", "out_proj")
-SAVED_BY_POLICY: dict[str, tuple[str, ...]] = {
-    "full": (),
-    "minimal": (*PROJECTIONS, "mlpwi_0", "mlpwi_1", "mlpwo", *SAVED_BY_EXPERTS),
-}
 Rows = Mapping[str, Int[Array, "B S"]]
 
 
@@ -87,11 +80,6 @@ def _declare_further(cfg: Any) -> dict[str, Any]:
     }
 
 
-def shift(x_BS: Int[Array, "*batch S"], by: int) -> Int[Array, "*batch S"]:
-    """x[s + by] at s; zeros at the end."""
-    return jnp.pad(x_BS[..., by:], [(0, 0)] * (x_BS.ndim - 1) + [(0, by)])
-
-
 def _further(
     cfg: Any, layout: Layout, params: Any, x: Array, ids_BS: Array, context: Context
 ) -> tuple[tuple[Array, ...], dict[str, block.Side]]:
@@ -99,7 +87,7 @@ def _further(
     spec, found, sides = architecture.further_prediction(cfg), [], {}
     for depth in range(cfg.mtp_num_layers):
         own = params["mtp"][str(depth)]
-        token = _token(cfg, layout, params, shift(ids_BS, depth + 1))
+        token = _token(cfg, layout, params, sequence.shift(cfg, layout, ids_BS, depth + 1))
         token = norm.stream_norm(cfg, layout, token, own["embedding_norm"])
         pair = jnp.stack([token, norm.stream_norm(cfg, layout, x, own["stream_norm"])], axis=2)
         x = project(layout, "BSCD,CDE->BSE", pair, own["projection"], PAIR, attention.STREAM)
@@ -133,7 +121,7 @@ def _run_segment(
         layer_params, layer_caches, own_vectors = slices
         if owner:
             layer_params = pipeline.from_owner(layout, tree, whole, layer_params)
-        x, sides = checkpoint_name(x, LAYER_INPUT), {}
+        x, sides = checkpoint_name(x, remat.LAYER_INPUT), {}
         for i, spec in enumerate(segment.pattern):
             cache = None if layer_caches is None else layer_caches[str(i)]
             vectors = None if own_vectors is None else own_vectors[i]
@@ -142,12 +130,8 @@ def _run_segment(
         return x, sides
 
     if caches is None and cfg.remat_policy != "none":
-        body = jax.checkpoint(body, policy=_kept(cfg), prevent_cse=not cfg.scan_layers)
+        body = jax.checkpoint(body, policy=remat.policy(cfg), prevent_cse=not cfg.scan_layers)
     return jax.lax.scan(body, x, (params, caches, own), unroll=1 if cfg.scan_layers else repeats)
-
-
-def _kept(cfg: Any, *also: str) -> Any:
-    return jax.checkpoint_policies.save_only_these_names(*SAVED_BY_POLICY[cfg.remat_policy], *also)
 
 
 def _run_pipelined(
@@ -164,7 +148,7 @@ def _run_pipelined(
     def checkpoint(iteration: Any) -> Any:
         if cfg.remat_policy == "none":
             return iteration
-        return jax.checkpoint(iteration, policy=_kept(cfg, LAYER_INPUT), prevent_cse=False)
+        return jax.checkpoint(iteration, policy=remat.policy(cfg, in_a_loop=True), prevent_cse=False)
 
     first = None if own is None else own[: passing * len(segment.pattern)]
     tree = _declare_segment(cfg, segment)
@@ -234,19 +218,22 @@ def _embed(cfg: Any, layout: Layout, params: Any, ids_BS: Array, positions_BS: A
 
 
 def _context(
-    cfg: Any, mask_BST: Array, q_BS: Array, k_BT: Array, token_BS: Bool[Array, "B S"] | None, slot: Array | None
+    cfg: Any, layout: Layout, q: Places, k: Places, token_BS: Bool[Array, "B S"] | None, slot: Array | None
 ) -> Context:
-    """Rotations and masks for every kind of layer. `q_BS` and `k_BT` are positions of queries and keys."""
+    """Rotations and masks for every kind of layer, from the places of queries and keys."""
     specs = {spec for segment in segments(cfg) for spec in segment.pattern}
     ropes = {spec.rope for spec in specs if spec.rope is not None}
-    reaches = {spec.reach for spec in specs}
+    reaches = set() if attend.is_split(layout) else {spec.reach for spec in specs}
     temper = None
     if cfg.temperature_tuning:
-        turns = jnp.floor((q_BS.astype(jnp.float32) + cfg.temperature_tuning_offset) / cfg.temperature_tuning_length)
+        position = q.position_BS.astype(jnp.float32)
+        turns = jnp.floor((position + cfg.temperature_tuning_offset) / cfg.temperature_tuning_length)
         temper = 1.0 + cfg.temperature_tuning_scale * jnp.log(1.0 + turns)
     return Context(
-        rotations={kind: rope.rotation(q_BS, kind) for kind in ropes},
-        masks_BST={reach: attention.within_reach(reach, mask_BST, q_BS, k_BT) for reach in reaches},
+        rotations={kind: rope.rotation(q.position_BS, kind) for kind in ropes},
+        masks_BST={reach: masks.visible(reach, q, k) for reach in reaches},
+        places=q,
+        all_places=Places(*(layout.constrain(x, *attend.WHOLE_ROWS) for x in k)),
         temper_BS=temper,
         token_BS=token_BS,
         slot=slot,
@@ -254,9 +241,10 @@ def _context(
 
 
 def _training_context(cfg: Any, layout: Layout, rows: Rows) -> Context:
-    """The context of rows that are whole: their own positions and documents."""
+    """The context of whole rows, from the positions and documents of their tokens."""
     positions, document = rows["positions"], rows["segments"]
-    return _context(cfg, attention.causal_mask(document), positions, positions, document != 0, None)
+    places = Places(sequence.index(cfg, layout, positions), positions, document)
+    return _context(cfg, layout, places, places, document != 0, None)
 
 
 def run(cfg: Any, layout: Layout, params: Any, batch: Mapping[str, Int[Array, "B S"]]) -> Output:
@@ -320,10 +308,11 @@ def decode(
     batch, length = ids_BS.shape
     positions = slot + jnp.arange(length)
     total = jax.tree.leaves(cache)[0].shape[2]
-    mask = jnp.broadcast_to(jnp.arange(total)[None, :] <= positions[:, None], (batch, length, total))
     q_BS = jnp.broadcast_to(positions, ids_BS.shape)
+    k_BT = jnp.broadcast_to(jnp.arange(total), (batch, total))
     x, own = _embed(cfg, layout, params, ids_BS, q_BS)
-    context = _context(cfg, mask, q_BS, jnp.broadcast_to(jnp.arange(total), (batch, total)), None, slot)
+    q, k = (Places(place, place, jnp.ones_like(place)) for place in (q_BS, k_BT))
+    context = _context(cfg, layout, q, k, None, slot)
     x, sides = _run(cfg, layout, params, x, own, context, caches=cache)
     cache = {name: {i: sides[f"decoder/{name}/{i}"].cache for i in of_segment} for name, of_segment in cache.items()}
     return _final(cfg, layout, params, x), cache

@@ -1,14 +1,19 @@
-"""What is plugged in here, and what follows from it for number formats."""
+"""What is plugged in here, or what a run is planned for; and what follows from it for number formats."""
 
 from __future__ import annotations
 
+import functools
 import os
-from dataclasses import dataclass
+import time
+from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any
 
 import jax
+import numpy as np
 
-from MaxText import compat
+from MaxText import catalogue, compat
+from MaxText.errors import PlanError
 
 
 @dataclass(frozen=True)
@@ -21,6 +26,7 @@ class Hardware:
     processes: int
     slices: int
     memory_bytes: int | None
+    slice: catalogue.Slice | None = None
 
     @property
     def simulated(self) -> bool:
@@ -32,8 +38,94 @@ def detect() -> Hardware:
     """Ask JAX. Starts the backend."""
     devices = jax.devices()
     first = devices[0]
-    slices = {getattr(d, "slice_index", 0) or 0 for d in devices}
-    return Hardware(first.platform, first.device_kind, len(devices), jax.process_count(), len(slices), _memory(first))
+    slices = len({getattr(d, "slice_index", 0) or 0 for d in devices})
+    known = catalogue.of_devices(first.platform, first.device_kind, len(devices), slices)
+    return Hardware(first.platform, first.device_kind, len(devices), jax.process_count(), slices, _memory(first), known)
+
+
+def named(name: str, num_slices: int = -1) -> Hardware:
+    """The hardware that a slice name means, such as v5p-512; nothing is asked of JAX.
+
+    Raises:
+      PlanError: for a name that is none, or a shape that no slice has.
+    """
+    meant = catalogue.slice_of(name, num_slices)
+    return Hardware(
+        platform=meant.chip.platform,
+        kind=meant.chip.kind,
+        devices=meant.devices,
+        processes=meant.hosts,
+        slices=meant.slices,
+        memory_bytes=meant.device_memory,
+        slice=meant,
+    )
+
+
+def of(cfg: Any) -> Hardware:
+    """What `cfg` runs on: what is here, which must be the slice that `hardware` names, if it names one."""
+    found = detect()
+    if not catalogue.is_slice(cfg.hardware):
+        return found
+    meant = named(cfg.hardware, cfg.num_slices)
+    if (found.kind, found.devices, found.slices) != (meant.kind, meant.devices, meant.slices):
+        raise PlanError(
+            f"hardware={cfg.hardware} is {meant.devices} x {meant.kind} in {meant.slices} slices; here are "
+            f"{found.devices} x {found.kind} in {found.slices}. Run it there, set hardware=auto, or add "
+            "plan_only=true to plan without it.",
+            id="plan.other-hardware",
+        )
+    return found
+
+
+def with_rates(hardware: Hardware) -> Hardware:
+    """The same with a slice: a CPU's speed is measured now (a fifth of a second). Unknown devices stay without one."""
+    if hardware.slice is not None or hardware.platform != "cpu":
+        return hardware
+    return replace(hardware, slice=catalogue.Slice(_measured_cpu(hardware.devices), (1,)))
+
+
+@functools.cache
+def _measured_cpu(devices: int) -> catalogue.Chip:
+    """This machine as one chip that its devices share: a float32 matmul and a copy, the best of three."""
+    x = np.ones((1024, 1024), np.float32)
+    big = np.ones(16 << 20, np.uint8)
+    flops, copied = 2 * 1024**3 / _seconds(lambda: x @ x), 2 * big.size / _seconds(big.copy)
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    measured = "measured when the plan was made"
+    return catalogue.Chip(
+        name="cpu",
+        also=(),
+        platform="cpu",
+        kind="cpu",
+        topology=None,
+        announced=False,
+        peaks=MappingProxyType({"bfloat16": flops, "float32": flops}),
+        memory=float(memory),
+        memory_bandwidth=copied,
+        link_bandwidth=copied,
+        links=1,
+        network_bandwidth=1.25e9,
+        host_bandwidth=copied,
+        host_memory=float(memory),
+        chips_per_host=1,
+        devices_per_chip=devices,
+        matrix_unit=1,
+        naming="chips",
+        dims=1,
+        largest=1,
+        wraps="never",
+        sources=MappingProxyType({"peak_float32": measured, "memory_bandwidth": measured}),
+    )
+
+
+def _seconds(work: Any) -> float:
+    """The shortest of a few runs."""
+    found = []
+    for _ in range(3):
+        start = time.perf_counter()
+        work()
+        found.append(time.perf_counter() - start)
+    return min(found)
 
 
 def _memory(device: jax.Device) -> int | None:

@@ -95,9 +95,22 @@ class Layout:
         """The spec of a weight while it is used: not split over the gathered axes."""
         return self.spec(dims, without=self.gathered)
 
-    def unsplit(self, dim: str) -> Layout:
-        """The same table with `dim` whole on every device: for arrays too small to split."""
-        rules = tuple((name, () if name == dim else axes) for name, axes in self.rules)
+    def spread(self, dims: Sequence[str | None], shape: Sequence[int], axis: str) -> PartitionSpec:
+        """The spec of a stored array that is split over one more mesh axis: minor on the first dim that divides, those
+        that are split already before the others. As it was where none divides or the axis is in use."""
+        spec, size, split, pieces = self.spec(dims), self._sizes[axis], self.split(dims), self.pieces(dims)
+        if size == 1 or any(axis in axes for axes in split):
+            return spec
+        order = sorted(range(len(dims)), key=lambda i: (not split[i], dims[i] in ("layers", STAGE_LAYERS)))
+        for i in order:
+            if shape[i] % (pieces[i] * size) == 0:
+                axes = (*split[i], axis)
+                return PartitionSpec(*spec[:i], axes[0] if len(axes) == 1 else axes, *spec[i + 1 :])
+        return spec
+
+    def unsplit(self, *dims: str) -> Layout:
+        """The same table with `dims` whole on every device: for arrays too small to split."""
+        rules = tuple((name, () if name in dims else axes) for name, axes in self.rules)
         return dataclasses.replace(self, rules=rules)
 
     def inside(self, axis: str) -> Layout:

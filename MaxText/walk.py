@@ -6,13 +6,16 @@ Every ending (steps done, a signal, data that end, a non-finite loss, storage th
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import jax
 
-from MaxText import goodput, report, runtime, screen, session
+from MaxText import decoder, goodput, report, runtime, screen, session
 from MaxText.checkpoint import Store
+from MaxText.convert import start
+from MaxText.convert.source import Source
 from MaxText.errors import ConfigError, MaxTextError, NonFiniteError, PlanError, StorageError
 from MaxText.generate import generate
 from MaxText.loop import Loop
@@ -24,10 +27,11 @@ from MaxText.state import TrainState
 
 @dataclass(frozen=True)
 class Beginning:
-    """Where the state comes from: the checkpoint of `done` steps in `store`, or nothing (done = 0, resumed False)."""
+    """Where the state comes from: the checkpoint of `done` steps in `store`, the weights of `source`, or nothing."""
 
     done: int = 0
     resumed: bool = False
+    source: Source | None = None
     notes: list[str] = field(default_factory=list)
 
 
@@ -42,7 +46,7 @@ def walk(cfg: Any) -> int:
         store = Store(
             cfg.run_folder / "checkpoints", keep=cfg.max_num_checkpoints_to_keep, asynchronous=cfg.async_checkpointing
         )
-        beginning = find_beginning(made, store) if cfg.enable_checkpointing else Beginning()
+        beginning = find_beginning(made, store) if cfg.enable_checkpointing else find_weights(made)
         if beginning.done >= cfg.steps:
             print(screen.complete(cfg, beginning.done))
             return 0
@@ -58,7 +62,8 @@ def _meta(made: Session) -> dict[str, Any]:
 
 
 def find_beginning(made: Session, store: Store) -> Beginning:
-    """1. this run's newest checkpoint, 2. fresh; `start` may demand one. A checkpoint of other data is refused."""
+    """1. this run's newest checkpoint, 2. load_parameters_path, 3. fresh; `start` may demand one. A checkpoint of other
+    data is refused."""
     cfg, latest = made.cfg, store.latest()
     if cfg.start == "resume" and latest is None:
         raise ConfigError(
@@ -73,11 +78,19 @@ def find_beginning(made: Session, store: Store) -> Beginning:
         )
     notes = [f"warning: checkpoint {step} cannot be used: {why}" for step, why in store.incomplete().items()]
     if latest is None:
-        return Beginning(notes=notes)
+        return find_weights(made, notes)
     notes += check_continues(made, store.manifest(latest)["meta"], latest)
     with jax.set_mesh(made.mesh):
-        store.require_fit(latest, made.state_type)  # before anything is written
-    return Beginning(latest, True, notes)
+        store.require_fit(latest, made.stored_type)  # before anything is written
+    return Beginning(latest, True, notes=notes)
+
+
+def find_weights(made: Session, notes: Sequence[str] = ()) -> Beginning:
+    """The beginning of a fresh run. Weights that do not fit are refused; a function that differs is announced."""
+    if not made.cfg.load_parameters_path:
+        return Beginning(notes=list(notes))
+    source, said = start.open_for(made.cfg, decoder.declare(made.cfg))
+    return Beginning(source=source, notes=[*notes, *said])
 
 
 def _attempt(made: Session, records: Records, beginning: Beginning) -> int:
@@ -119,9 +132,14 @@ def _state(made: Session, records: Records, beginning: Beginning) -> tuple[Train
     """The state to start from, and its number of finished steps; metrics of steps to be done again are dropped."""
     if not beginning.resumed:
         records.metrics.rewind(0)
-        return made.fresh_state(), 0
+        if beginning.source is None:
+            return made.fresh_state(), 0
+        records.ledger.enter("restore")
+        stored = start.load(beginning.source, decoder.declare(made.cfg), made.stored_type.params)
+        return made.state_of(made.from_stored(stored, made.state_type.params)), 0
     records.ledger.enter("restore")
-    done, state, skipped = records.store.restore_newest(made.state_type)
+    done, stored, skipped = records.store.restore_newest(made.stored_type)
+    state = made.from_stored(stored, made.state_type)
     for reason in skipped:
         records.say(f"warning: {reason}")
     if done != beginning.done:

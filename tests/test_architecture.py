@@ -17,9 +17,9 @@ PACKAGE = ROOT / "MaxText"
 
 # A room (a file or a folder of MaxText/) imports only from the rooms before it.
 ORDER = """
-    errors compat config hardware layout blueprint architecture pipeline flops planner layers decoder balance loss
-    tokenizer data evaluate optimizer state step checkpoint runtime metrics goodput report records session screen
-    resume loop generate walk train convert cli __main__
+    errors compat config catalogue hardware layout sequence blueprint architecture pipeline flops planner remat layers
+    decoder balance loss tokenizer data evaluate optimizer state step checkpoint runtime metrics goodput report records
+    session screen resume loop generate convert walk train cli __main__
 """
 ROOMS = ORDER.split()
 

@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from MaxText import decoder, loss
-from tests.helpers import LENGTH, TOY, toy, toy_batch
+from MaxText import decoder, loss, remat
+from tests.helpers import LENGTH, TOY, toy, toy_batch, toy_config
 
 
 def nll(made, batch):
@@ -93,6 +93,21 @@ def test_layers_run_in_order():
     swapped = made.params | {"decoder": jax.tree.map(lambda p: p[::-1], made.params["decoder"])}
     run = lambda p: decoder.forward(made.cfg, made.layout, p, batch)  # noqa: E731
     assert not np.allclose(made.run(run, made.params), made.run(run, swapped), atol=1e-3)
+
+
+KEPT = {
+    "full": ("decoder_layer_input",),
+    "save_qkv_proj": ("decoder_layer_input", "query_proj", "key_proj", "value_proj"),
+    "save_out_proj": ("decoder_layer_input", "out_proj"),
+    "save_dot_except_mlp": ("decoder_layer_input", "query_proj", "key_proj", "value_proj", "out_proj"),
+}
+
+
+@pytest.mark.parametrize("policy", KEPT)
+def test_a_policy_says_what_is_kept(policy):
+    latent = {"query_wa_proj", "kv_wa_proj", "kv_proj"}
+    found = remat.places(toy_config(remat_policy=policy))
+    assert {name for name, place in found.items() if place == "device"} - latent == {*KEPT[policy]}
 
 
 @pytest.mark.parametrize("policy", ["none", "minimal", "full"])

@@ -8,7 +8,7 @@ import math
 import shutil
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -92,6 +92,13 @@ class Reader:
             raise manifest.damaged(folder, problems)
         self.meta: dict[str, Any] = self._manifest.meta
 
+    def verify(self) -> None:
+        """Read every file of the arrays that are seen here, block by block; raise StorageError "checkpoint.damaged"."""
+        seen = {tree.folder_name(self._prefix + name) for name in self.names()}
+        files = {path: file for path, file in self._manifest.files.items() if seen & set(path.split("/"))}
+        if problems := manifest.differences(self._folder, replace(self._manifest, files=files)):
+            raise manifest.damaged(self._folder, problems)
+
     def names(self) -> Iterator[str]:
         """Names of the arrays."""
         start = len(self._prefix)
@@ -101,19 +108,26 @@ class Reader:
         """Shape and dtype of an array."""
         return self._manifest.leaves[self._prefix + name]
 
-    def read(self, name: str, index: int | None = None) -> np.ndarray:
-        """An array, or its slice at `index` of the first dim."""
-        leaf, full = self.leaf(name), self._prefix + name
+    def read(self, name: str, *index: int) -> np.ndarray:
+        """An array, or its slice at `index` of the first dims; no more than that is in memory."""
+        leaf = self.leaf(name)
         dtype, count = numpy_dtype(leaf.dtype), math.prod(leaf.shape)
-        file = self._folder / "state" / tree.folder_name(full) / _chunk(leaf.shape)
-        if not file.is_file() or file.stat().st_size != count * dtype.itemsize:  # in several chunks
-            whole = arrays.read(self._folder / "state", {full: leaf})[full]
-            return whole if index is None else whole[index]
-        if index is None:
-            return np.fromfile(file, dtype, count).reshape(leaf.shape)
-        shape = leaf.shape[1:]
+        folder = self._folder / "state" / tree.folder_name(self._prefix + name)
+        file = folder / _chunk(leaf.shape)
+        if not file.is_file() or file.stat().st_size != count * dtype.itemsize:
+            return _of_chunks(folder, index).astype(dtype, copy=False)
+        shape = leaf.shape[len(index) :]
         each = math.prod(shape)
-        return np.fromfile(file, dtype, each, offset=index * each * dtype.itemsize).reshape(shape)
+        place = int(np.ravel_multi_index(index, leaf.shape[: len(index)])) if index else 0
+        return np.fromfile(file, dtype, each, offset=place * each * dtype.itemsize).reshape(shape)
+
+
+def _of_chunks(folder: Path, index: tuple[int, ...]) -> np.ndarray:
+    """The slice of an array that is stored in several chunks, which is how several processes write one."""
+    import tensorstore
+
+    spec = {"driver": "zarr", "kvstore": {"driver": "file", "path": str(folder)}}
+    return tensorstore.open(spec, open=True, read=True).result()[index].read().result()
 
 
 def numpy_dtype(name: str) -> np.dtype:

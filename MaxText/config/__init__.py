@@ -4,7 +4,7 @@ Nothing here imports JAX or NumPy: a mistake is answered before anything heavy i
 """
 
 from MaxText.config.docs import base_yml, keys_md
-from MaxText.config.load import USAGE, load, make
+from MaxText.config.load import USAGE, load, make, make_from, require_keys
 from MaxText.config.origin import Origin
 from MaxText.config.problem import InvalidConfig, Problem
 from MaxText.config.resolved import DERIVED, Config
@@ -22,4 +22,6 @@ __all__ = [
     "keys_md",
     "load",
     "make",
+    "make_from",
+    "require_keys",
 ]

@@ -46,6 +46,15 @@ def resolve(written: Mapping[str, Setting], problems: Sequence[Problem] = (), st
     return Config.from_values(complete, origins, dict(written), stem)
 
 
+def require_fit(settings: Sequence[Setting]) -> None:
+    """Raise InvalidConfig unless every key is known, and its value of its type and range; rules are not asked."""
+    written = {setting.key: setting for setting in settings}
+    found = [problem for setting in settings if (problem := _name_problem(setting))]
+    _typed(written, found)
+    if found:
+        raise InvalidConfig(found)
+
+
 def _name_problem(setting: Setting) -> Problem | None:
     """What is wrong with the name of a key, if anything."""
     key, subject = setting.key, f"{setting.key}={show(setting.value)} ({setting.origin})"

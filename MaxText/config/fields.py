@@ -38,6 +38,21 @@ AttentionType = Literal["global", "local_sliding", "chunk", "mla"]
 Pattern = tuple[Literal["global", "local_sliding", "chunk"], ...]
 Share = Annotated[float, Field(gt=0, le=1)]
 Files = tuple[str, ...]
+Texts = tuple[str, ...]
+Place = Literal["remat", "device", "offload"]
+RematPolicy = Literal[
+    "none",
+    "minimal",
+    "minimal_with_context",
+    "save_dot_except_mlpwi",
+    "save_dot_except_mlp",
+    "save_qkv_proj",
+    "save_out_proj",
+    "qkv_proj_offloaded",
+    "minimal_offloaded",
+    "full",
+    "custom",
+]
 
 
 class Group(BaseModel):

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from MaxText.config import derive, files, names, parse
-from MaxText.config.check import KEYS, resolve
+from MaxText.config.check import KEYS, require_fit, resolve
 from MaxText.config.files import Layer
 from MaxText.config.origin import COMMAND_LINE, Origin, Setting
 from MaxText.config.problem import Problem, show
@@ -50,6 +50,25 @@ def make(**overrides: Any) -> Config:
       ConfigError: with every problem found.
     """
     return _merge([], [Setting(key, value, Origin("make()")) for key, value in overrides.items()], [], stem="run")
+
+
+def make_from(below: Mapping[str, Any], where: str, typed: Mapping[str, Any]) -> Config:
+    """As `make`, from values that stand in the file `where` and those that a person typed over them.
+
+    Raises:
+      ConfigError: with every problem found.
+    """
+    settings = [Setting(key, value, Origin(where)) for key, value in below.items()]
+    return _merge([], [*settings, *_typed(typed)], [], stem="run")
+
+
+def require_keys(typed: Mapping[str, Any]) -> None:
+    """Raise ConfigError unless all keys are known and their values of the right type, whatever else holds."""
+    require_fit(_typed(typed))
+
+
+def _typed(typed: Mapping[str, Any]) -> list[Setting]:
+    return [Setting(key, value, COMMAND_LINE) for key, value in typed.items()]
 
 
 def _arguments(arguments: Sequence[str], problems: list[Problem]) -> list[Setting]:

@@ -44,7 +44,7 @@ SYNONYMS = {
 _BY_SENTENCE: dict[str, str] = {
     # run
     "the planner makes the table from logical to mesh axes itself; set the ici_* and dcn_* degrees": """
-        override_logical_axis_rules logical_axis_rules mesh_axes data_sharding input_data_sharding_logical_axes
+        override_logical_axis_rules mesh_axes data_sharding input_data_sharding_logical_axes
         custom_mesh_and_rule custom_mesh context_sharding""",
     "processes find each other by themselves; leave it out": """
         skip_jax_distributed_system jax_distributed_initialization_timeout""",
@@ -68,7 +68,8 @@ _BY_SENTENCE: dict[str, str] = {
     "use indexer_loss_scaling_factor": "indexer_sparse_training",
     "use gradient_clipping_threshold or attn_logits_soft_cap": "use_qk_clip qk_clip_threshold",
     "kernels choose their tiles themselves; set attention": "sa_* local_sa_* wi_tile_* wo_tile_*",
-    "use ici_context_parallelism; how the sequence is split is not a setting": "context_parallel_*",
+    "set ici_context_parallelism, context_parallel_strategy and context_parallel_load_balance": """
+        context_parallel_reorder_strategy context_parallel_size""",
     # experts
     "experts are multiplied group by group without dropping, unless capacity_factor is above 0": """
         sparse_matmul megablox ragged_buffer_factor use_tokamax_gmm use_gmm_v2 num_moe_token_chunks
@@ -86,15 +87,15 @@ _BY_SENTENCE: dict[str, str] = {
         dcn_context_autoregressive_parallelism dcn_tensor_sequence_parallelism dcn_autoregressive_parallelism""",
     "the order of devices is the planner's; leave it out": "allow_split_physical_axes optimize_mesh_for_tpu_v6e",
     "sharding is always explicit (Shardy); leave it out": "shard_mode shardy",
-    "use ici_fsdp_parallelism, which shards the optimizer state too": "shard_optimizer_over_data",
     "the planner refuses what it cannot shard; plan_only=true shows it": "sharding_tolerance",
     "a pipeline scans its iterations, gathers weights in each, and keeps what remat_policy says": """
         pipeline_* scan_pipeline_* scan_layers_per_stage set_remat_policy_on_*""",
-    "use remat_policy": """
-        decoder_layer_input context mlpwi mlpwi_0 mlpwi_1 mlpwo moe_mlpwi_0 moe_mlpwi_1 moe_mlpwo query_proj key_proj
-        value_proj kv_proj qkv_proj out_proj query_wa_proj kv_wa_proj mla_q mla_kv attention_out engram
-        remat_policy_for_vit""",
-    "nothing is kept in host memory; shard more (ici_fsdp_parallelism) or use remat_policy=full": """
+    "of a feed-forward with one branch use mlpwi_0": "mlpwi",
+    "projections are kept apart: query_proj, key_proj, value_proj": "qkv_proj",
+    "use query_proj and kv_proj": "mla_q mla_kv",
+    "use context": "attention_out",
+    "use remat_policy": "engram remat_policy_for_vit",
+    "parameters and optimizer stay on the device; shard more (ici_fsdp_parallelism), or offload activations": """
         optimizer_memory_host_offload parameter_memory_host_offload""",
     "use scan_layers": "param_scan_axis force_unroll",
     "use num_vocab_tiling": "vocab_tiling_ag_once",
@@ -120,7 +121,7 @@ _BY_SENTENCE: dict[str, str] = {
     "use checkpoint_period": """
         save_checkpoint_on_start enable_continuous_checkpointing enable_emergency_checkpoint local_checkpoint_*
         enable_multi_tier_checkpointing multi_tier_checkpointing_* mtc_data_parallelism""",
-    "a run resumes from its own folder (run_name, start=resume)": "load_parameters_path load_full_state_path",
+    "a run resumes from its own folder (run_name, start=resume)": "load_full_state_path",
     "a signal always saves before the run stops": "enable_autocheckpoint",
     "storage has no settings; leave it out": """
         checkpoint_storage_* enable_single_replica_ckpt_restoring enable_checkpoint_cloud_logger""",

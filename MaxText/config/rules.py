@@ -216,6 +216,36 @@ def microbatches_divide_global_batch(global_batch_size: int, gradient_accumulati
     )
 
 
+# memory
+
+_PLACES = (
+    "query_proj", "key_proj", "value_proj", "query_wa_proj", "kv_wa_proj", "kv_proj", "context", "out_proj",
+    "mlpwi_0", "mlpwi_1", "mlpwo", "moe_mlpwi_0", "moe_mlpwi_1", "moe_mlpwo",
+)  # fmt: skip
+
+
+def _places_need_custom(**values: str) -> str | None:
+    """Places of intermediates (query_proj=device, ...) need remat_policy=custom; a layer's input is kept somewhere."""
+    policy, layer_input = values.pop("remat_policy"), values.pop("decoder_layer_input")
+    chosen = [name for name, place in values.items() if place != "remat"]
+    chosen += ["decoder_layer_input"] if layer_input != "device" else []
+    if chosen and policy != "custom":
+        return f"{', '.join(chosen)} would have no effect; add remat_policy=custom"
+    if layer_input == "remat":
+        return "the input of a layer must be kept; set decoder_layer_input=device or offload"
+    return None
+
+
+RULES.append(
+    Rule(
+        "config.remat-places",
+        ("remat_policy", "decoder_layer_input", *_PLACES),
+        _places_need_custom,
+        notable=lambda value: value in ("custom", "offload"),
+    )
+)
+
+
 # optimizer, profiler
 
 

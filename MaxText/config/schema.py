@@ -22,10 +22,13 @@ from MaxText.config.fields import (
     MatmulPrecision,
     NonNegative,
     Pattern,
+    Place,
     Positive,
+    RematPolicy,
     Share,
     Size,
     SizeOrMinusOne,
+    Texts,
     key,
 )
 
@@ -38,7 +41,7 @@ class Run(Group):
     override_model_config: bool = key(
         False, "let architecture keys of command line and environment beat the model file"
     )
-    hardware: Literal["auto", "cpu", "gpu", "tpu"] = key("auto", "the platform to run on; auto = the best one present")
+    hardware: str = key("auto", "auto, cpu, gpu or tpu; or a slice to plan for: v5p-512, 2xv6e-256, tpu7x-4x4x8")
     num_cpu_devices: Count = key(0, "virtual CPU devices; 0 = as many as the mesh asks for")
     steps: SizeOrMinusOne = key(800, "optimizer steps; -1 = learning_rate_schedule_steps")
     start: Literal["auto", "fresh", "resume"] = key("auto", "demand one; auto = resume if there is a checkpoint")
@@ -215,6 +218,12 @@ class Mesh(Group):
     dcn_expert_parallelism: SizeOrMinusOne = key(1, "experts between slices")
     dcn_context_parallelism: SizeOrMinusOne = key(1, "sequence split between slices")
     dcn_tensor_parallelism: SizeOrMinusOne = key(1, "heads and feed-forward split between slices")
+    context_parallel_strategy: Literal["all_gather", "ring", "ulysses"] = key(
+        "all_gather", "how split rows attend: gather all keys, pass them round, or exchange rows for heads"
+    )
+    context_parallel_load_balance: bool = key(
+        True, "give each shard an early and a late part of the row (not for ulysses)"
+    )
     num_layers_per_pipeline_stage: SizeOrMinusOne = key(
         -1, "layers of a stage in one repeat of the pipeline; -1 = as num_pipeline_repeats asks, or one layer pattern"
     )
@@ -228,11 +237,32 @@ class Mesh(Group):
         -1, "microbatches that pass the pipeline; a multiple of the stages; -1 = as many as stages"
     )
     num_slices: SizeOrMinusOne = key(-1, "slices; -1 = as many as there are")
+    logical_axis_rules: Texts = key(
+        (), "rows dim=axis+axis in place of the planner's, such as embed=fsdp; dim= keeps a dim whole"
+    )
+    shard_optimizer_over_data: bool = key(
+        False, "split the state of the optimizer, not the parameters, over the data axis too (ZeRO-1)"
+    )
 
 
 class Memory(Group):
     title = "memory"
-    remat_policy: Literal["none", "minimal", "full"] = key("none", "what the backward pass computes again")
+    remat_policy: RematPolicy = key("none", "what the backward pass computes again; custom = as the next keys say")
+    decoder_layer_input: Place = key("device", "custom: the input of each layer; offload = in the host's memory")
+    query_proj: Place = key("remat", "custom: queries as they are projected")
+    key_proj: Place = key("remat", "custom: keys, likewise")
+    value_proj: Place = key("remat", "custom: values, likewise")
+    query_wa_proj: Place = key("remat", "custom, mla: compressed queries")
+    kv_wa_proj: Place = key("remat", "custom, mla: compressed keys and values")
+    kv_proj: Place = key("remat", "custom, mla: keys and values of all heads")
+    context: Place = key("remat", "custom: the output of attention, before its projection")
+    out_proj: Place = key("remat", "custom: the same after its projection")
+    mlpwi_0: Place = key("remat", "custom: the first branch of the feed-forward, before its activation")
+    mlpwi_1: Place = key("remat", "custom: its second branch")
+    mlpwo: Place = key("remat", "custom: the output of the feed-forward")
+    moe_mlpwi_0: Place = key("remat", "custom: the first branch of the experts")
+    moe_mlpwi_1: Place = key("remat", "custom: their second branch")
+    moe_mlpwo: Place = key("remat", "custom: the output of the experts")
     scan_layers: bool | None = key(
         None, "loop over one compiled layer; false = unroll, same result; none = unroll up to 4 layers"
     )
@@ -270,6 +300,7 @@ class Optimizer(Group):
 class Checkpoint(Group):
     title = "checkpoint"
     enable_checkpointing: bool = key(True, "save and resume")
+    load_parameters_path: str = key("", "weights of a fresh run: of a run, a step, a Hugging Face folder, a GGUF file")
     async_checkpointing: bool = key(True, "write in the background while training goes on")
     checkpoint_period: Size = key(200, "steps between saves")
     save_checkpoint_on_completion: bool = key(True, "save after the last step")

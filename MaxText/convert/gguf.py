@@ -164,6 +164,8 @@ def read_file(path: Path) -> File:
             metadata[key] = cursor.value(cursor.scalar("<I"))
         described = [_described(cursor) for _ in range(tensors)]
         align = metadata.get("general.alignment", 32)
+        if not isinstance(align, int) or align < 1:
+            raise _damaged(path, f"its alignment is {align}", "convert.damaged")
         start = -(-stream.tell() // align) * align
     return File(path, metadata, _placed(path, described, start))
 
@@ -183,6 +185,9 @@ def _placed(path: Path, described: list[tuple[str, tuple[int, ...], int, int]], 
     size = path.stat().st_size
     tensors = {name: Tensor(path, KINDS[kind], shape, start + begin) for name, shape, kind, begin in described}
     for name, tensor in tensors.items():
+        if tensor.shape[-1:] and tensor.shape[-1] % tensor.kind.numbers:
+            text = f"{name} has rows of {tensor.shape[-1]} numbers, not whole blocks of {tensor.kind.numbers}"
+            raise _damaged(path, text, "convert.damaged")
         if tensor.begin + tensor.nbytes > size:
             raise _damaged(path, f"{size:,} bytes, but {name} ends at byte {tensor.begin + tensor.nbytes:,}")
     return tensors
@@ -214,12 +219,12 @@ def recipe(file: File) -> dict[str, Any]:
     given = {key.removeprefix("llama."): value for key, value in file.metadata.items() if key.startswith("llama.")}
     given.setdefault("attention.head_count_kv", given.get("attention.head_count"))
     given.setdefault("rope.freq_base", 10_000.0)
-    refused = [f"llama.{key} is missing" for key in _KEYS if given.get(key) is None]
+    refused = [f"llama.{key} is {given.get(key, 'missing')}" for key in _KEYS if not _positive(given.get(key))]
     if refused:
         raise ConfigError(f"{file.path}: {'; '.join(refused)}. [convert.refused]", id="convert.refused")
     if given.get(_SCALING, "none") != "none" or "rope_freqs.weight" in file.tensors:
         refused.append(f"rope is stretched ({given.get(_SCALING, 'rope_freqs.weight')})")
-    width = given.get("attention.key_length") or given["embedding_length"] // given["attention.head_count"]
+    width = given.get("attention.key_length") or int(given["embedding_length"] // given["attention.head_count"])
     if given.get("rope.dimension_count", width) != width:
         refused.append(f"rope turns {given['rope.dimension_count']} of {width} channels")
     if given.get("expert_count"):
@@ -236,6 +241,10 @@ def recipe(file: File) -> dict[str, Any]:
     if "context_length" in given:
         ours["max_position_embeddings"] = given["context_length"]
     return ours
+
+
+def _positive(value: Any) -> bool:
+    return isinstance(value, int | float) and 0 < value < math.inf
 
 
 def notes(file: File) -> list[str]:

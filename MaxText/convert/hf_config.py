@@ -14,20 +14,23 @@ from MaxText import architecture, config
 from MaxText.convert.families import FAMILIES, WITHOUT_EFFECT, Family
 from MaxText.convert.fields import FIELDS, MISSING
 from MaxText.convert.refusal import Refusal
-from MaxText.errors import ConfigError
+from MaxText.errors import ConfigError, StorageError
 
+NAME = "config.json"
 NESTED = "text_config"
 
 
 def load(folder: Path) -> dict[str, Any]:
-    """The config.json in `folder`. Raises ConfigError "convert.no-config"."""
-    file = folder / "config.json"
+    """The config.json in `folder`. Raises StorageError "convert.damaged"."""
+    file = folder / NAME
     try:
-        content = json.loads(file.read_text())
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{file} cannot be read: {error} [convert.no-config]", id="convert.no-config") from error
-    if not isinstance(content, dict):
-        raise ConfigError(f"{file} is no JSON object [convert.no-config]", id="convert.no-config")
+        content, why = json.loads(file.read_text()), "it is no JSON object"
+    except OSError as error:
+        content, why = None, f"it cannot be read: {error.strerror}"
+    except ValueError as error:
+        content, why = None, f"it is no JSON: {error}"
+    if not isinstance(content, dict) or not isinstance(content.get(NESTED, {}), dict):
+        raise StorageError(f"{file}: {why}. Copy the file again. [convert.damaged]", id="convert.damaged")
     return content
 
 
@@ -134,19 +137,15 @@ def write(cfg: Any) -> tuple[Family, dict[str, Any]]:
     Raises:
       ConfigError: "convert.no-family", with what stands in the way of the nearest families.
     """
-    wanted = function_of(cfg)
     tried: list[tuple[int, str]] = []
     for family in sorted(FAMILIES, key=lambda family: family.block != cfg.decoder_block):
         theirs = _written(family, cfg)
         try:
             _, recipe = read(theirs)
-            found = function_of(config.make(**recipe))
+            different = differences(cfg, config.make(**recipe))
         except ConfigError as error:
             tried.append((1000, f"{family.name}: {' '.join(str(error).split())[:200]}"))
             continue
-        different = [
-            f"{key} ({_short(mine)} here, {_short(other)} there)" for key, mine, other in _differences(wanted, found)
-        ]
         if not different:
             return family, theirs
         tried.append((len(different), f"{family.name}: {'; '.join(different)}"))
@@ -156,6 +155,12 @@ def write(cfg: Any) -> tuple[Family, dict[str, Any]]:
         "Nothing was written. [convert.no-family]",
         id="convert.no-family",
     )
+
+
+def differences(here: Any, there: Any) -> list[str]:
+    """What makes the functions of two configurations differ, a line each; none where they are one function."""
+    found = _differences(function_of(here), function_of(there))
+    return [f"{key} ({_short(mine)} here, {_short(other)} there)" for key, mine, other in found]
 
 
 def _differences(here: Mapping[str, Any], there: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
@@ -183,7 +188,6 @@ def _written(family: Family, cfg: Any) -> dict[str, Any]:
     theirs: dict[str, Any] = {"architectures": [family.architecture], "model_type": family.name}
     theirs |= {key: allowed[0] for key, allowed in family.only.items()}
     theirs |= {name: FIELDS[name].write(cfg) for name in family.fields}
-    theirs["max_position_embeddings"] = cfg.max_position_embeddings
     for part in family.parts:
         theirs |= part.write(cfg)
     return theirs

@@ -38,9 +38,9 @@ class Link:
     each: tuple[int, ...]
     pattern: Pattern
 
-    def to_theirs(self, read: Callable[[str, int | None], np.ndarray]) -> np.ndarray:
-        """The tensor, from our pieces as `read(path, index)` gives them."""
-        arrays = [_of_expert(read(piece.path, piece.index), piece.expert) for piece in self.pieces]
+    def to_theirs(self, read: Callable[[str, int | None, int | None], np.ndarray]) -> np.ndarray:
+        """The tensor, from our pieces as `read(path, index, expert)` gives them."""
+        arrays = [read(piece.path, piece.index, piece.expert) for piece in self.pieces]
         return self.pattern.to_theirs(arrays[0] if len(arrays) == 1 else np.stack(arrays))
 
     def to_ours(self, tensor: np.ndarray, piece: Piece) -> np.ndarray:
@@ -48,10 +48,6 @@ class Link:
         if len(self.pieces) == 1:
             return self.pattern.to_ours(tensor, self.each)
         return self.pattern.to_ours(tensor, (len(self.pieces), *self.each))[self.pieces.index(piece)]
-
-
-def _of_expert(array: np.ndarray, expert: int | None) -> np.ndarray:
-    return array if expert is None else array[expert]
 
 
 @dataclass(frozen=True)
@@ -65,16 +61,32 @@ class Links:
         """Links by the name of the tensor."""
         return {link.name: link for link in self.links}
 
-    def assemble(self, read: Callable[[str], np.ndarray], path: str, index: int | None) -> np.ndarray:
-        """Our piece at `path` and `index`, from tensors as `read(name)` gives them."""
-        links = self.of_piece[path, index]
-        pieces = [
-            link.to_ours(read(link.name), piece)
-            for link in links
+    def assemble(
+        self, read: Callable[[str], np.ndarray], path: str, index: int | None, expert: int | None = None
+    ) -> np.ndarray:
+        """Our piece at `path` and `index` (of it, the slice of one expert), from tensors as `read(name)` gives them."""
+        found = [
+            (link, piece)
+            for link in self.of_piece[path, index]
             for piece in link.pieces
-            if (piece.path, piece.index) == (path, index)
+            if (piece.path, piece.index) == (path, index) and (expert is None or piece.expert in (None, expert))
         ]
-        return pieces[0] if links[0].pieces[0].expert is None else np.stack(pieces)
+        apart = found[0][1].expert is not None
+        if apart and expert is None:
+            return self._stacked(read, found)
+        (link, piece), *_ = found
+        array = link.to_ours(read(link.name), piece)
+        return array if apart or expert is None else array[expert]
+
+    @staticmethod
+    def _stacked(read: Callable[[str], np.ndarray], found: Sequence[tuple[Link, Piece]]) -> np.ndarray:
+        """All experts of a piece, one tensor in memory beside them."""
+        first = found[0][0].to_ours(read(found[0][0].name), found[0][1])
+        out = np.empty((len(found), *first.shape), first.dtype)
+        out[0] = first
+        for row, (link, piece) in zip(out[1:], found[1:], strict=True):
+            row[...] = link.to_ours(read(link.name), piece)
+        return out
 
 
 def make(cfg: Any, tree: blueprint.Blueprint, rows: Sequence[Row], family: str) -> Links:

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import json
 import math
+import operator
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from MaxText.errors import StorageError
+from MaxText.errors import DataError, StorageError
 
 # In the order of the library: tensors lie in a file from the last of these types to the first, then by name.
 TYPES: dict[str, Any] = {
@@ -40,6 +41,7 @@ NAMES = {np.dtype(kind): name for name, kind in TYPES.items()}
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 SHARD_BYTES = 5 * 10**9
+_BLOCK = 1 << 20
 _LONGEST_HEADER = 100_000_000
 
 
@@ -59,6 +61,15 @@ class Tensor:
     def read(self) -> np.ndarray:
         """Its values, in memory of their own."""
         return np.fromfile(self.file, self.dtype, math.prod(self.shape), offset=self.begin).reshape(self.shape)
+
+    def equals(self, other: Tensor) -> bool:
+        """Whether type, shape and bytes are the same; both are read block by block."""
+        if (self.dtype, self.shape) != (other.dtype, other.shape):
+            return False
+        with open(self.file, "rb") as left, open(other.file, "rb") as right:
+            left.seek(self.begin), right.seek(other.begin)
+            blocks = (min(_BLOCK, self.nbytes - done) for done in range(0, self.nbytes, _BLOCK))
+            return all(left.read(size) == right.read(size) for size in blocks)
 
 
 def _damaged(file: Path, why: str, id: str = "convert.damaged") -> StorageError:
@@ -90,9 +101,12 @@ def read_file(file: Path) -> dict[str, Tensor]:
 
 def _tensor(file: Path, name: str, entry: Any, start: int, size: int) -> Tensor:
     try:
-        kind, shape, (begin, end) = entry["dtype"], tuple(map(int, entry["shape"])), entry["data_offsets"]
+        kind, shape = entry["dtype"], tuple(map(operator.index, entry["shape"]))
+        begin, end = map(operator.index, entry["data_offsets"])
     except (KeyError, TypeError, ValueError) as error:
         raise _damaged(file, f"the entry of {name} is not readable ({entry})") from error
+    if min((begin, *shape)) < 0:
+        raise _damaged(file, f"the entry of {name} has a negative number ({entry})")
     if kind not in TYPES:
         raise _damaged(file, f"{name} has type {kind}; known: {', '.join(TYPES)}", "convert.dtype")
     tensor = Tensor(file, np.dtype(TYPES[kind]), shape, start + begin)
@@ -107,14 +121,14 @@ def read_folder(folder: Path) -> dict[str, Tensor]:
     """All tensors of a folder: those that its index lists, or else those of its *.safetensors files.
 
     Raises:
-      StorageError: as `read_file`; "convert.no-weights"; "convert.index" where index and files disagree.
+      StorageError: as `read_file`; "convert.index" where index and files disagree. DataError: "convert.no-weights".
     """
     index = folder / INDEX
     if index.is_file():
         return _indexed(folder, index)
     files = [folder / SINGLE] if (folder / SINGLE).is_file() else sorted(folder.glob("*.safetensors"))
     if not files:
-        raise StorageError(
+        raise DataError(
             f"{folder} holds no *.safetensors file; only this format of weights is read. [convert.no-weights]",
             id="convert.no-weights",
         )
@@ -126,8 +140,10 @@ def read_folder(folder: Path) -> dict[str, Tensor]:
 
 def _indexed(folder: Path, index: Path) -> dict[str, Tensor]:
     try:
-        places: Mapping[str, str] = json.loads(index.read_text())["weight_map"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        places: dict[str, str] = dict(json.loads(index.read_text())["weight_map"].items())
+        if not all(isinstance(name, str) and Path(name).name == name for name in places.values()):
+            raise ValueError("a value of weight_map is no file name")
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise _damaged(index, f"it cannot be read ({error!r})") from error
     missing = sorted({name for name in places.values() if not (folder / name).is_file()})
     if missing:

@@ -13,9 +13,8 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
 from MaxText import blueprint, compat, decoder, hardware, loss, planner
-from MaxText.convert import hf_config, mapping
+from MaxText.convert import hf_config, mapping, weights
 from MaxText.convert.source import Source
-from MaxText.convert.weights import pieces, whole
 from MaxText.errors import ConfigError, DataError
 from MaxText.layout import Layout
 
@@ -40,13 +39,14 @@ def place(source: Source, devices: Sequence[jax.Device] | None = None) -> Placed
     cfg, _ = hardware.resolve(source.cfg, found)
     ici, dcn = planner.mesh_degrees(cfg, found)
     sizes = {axis: ici[axis] * dcn[axis] for axis in planner.MESH_AXES}
-    layout = planner.make_layout(sizes)
+    layout = planner.make_layout(sizes).unsplit("activation_length")  # rows may have any length
+    if cfg.vocab_size % layout.ways("vocab"):  # few rows: whole is cheaper than padding
+        layout = layout.unsplit("vocab").unsplit("activation_vocab")
     mesh = compat.explicit_mesh(np.asarray(devices).reshape(tuple(sizes.values())), planner.MESH_AXES)
-    counts = pieces(source.tree)
 
     def put(path: str, param: blueprint.Param) -> jax.Array:
-        value = whole(source.weights, path, counts[path], np.dtype(param.dtype(cfg.weight_dtype)))
-        return jax.device_put(value, NamedSharding(mesh, layout.spec(param.axes)))
+        dtype, sharding = np.dtype(param.dtype(cfg.weight_dtype)), NamedSharding(mesh, layout.spec(param.axes))
+        return weights.place(source.weights, path, param, dtype, sharding)
 
     with jax.set_mesh(mesh):
         return Placed(cfg, layout, mesh, blueprint.map_params(put, source.tree))
@@ -154,8 +154,8 @@ def _norms(source: Source, gradients: Any) -> dict[str, np.ndarray]:
         return {f"gradient/{path}": _norm(array) for path, array in arrays.items()}
     links = mapping.make(source.cfg, source.tree, family.rows, family.name).links
 
-    def read(path: str, index: int | None) -> np.ndarray:
-        return arrays[path] if index is None else arrays[path][index]
+    def read(path: str, *index: int | None) -> np.ndarray:
+        return arrays[path][tuple(part for part in index if part is not None)]
 
     return {f"gradient/{link.name}": _norm(link.to_theirs(read)) for link in links}
 

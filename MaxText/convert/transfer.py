@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
-import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -16,9 +13,10 @@ from MaxText import blueprint
 from MaxText.checkpoint import Store
 from MaxText.checkpoint.stream import Stream, numpy_dtype, save
 from MaxText.convert import hf_config, mapping, safetensors
+from MaxText.convert.folder import new_folder
 from MaxText.convert.source import Source, open_source
 from MaxText.convert.weights import pieces
-from MaxText.errors import ConfigError, StorageError
+from MaxText.errors import StorageError
 
 RECIPE = "model.yml"
 STEP = 0
@@ -33,15 +31,14 @@ def import_model(src: Path, out: Path, overrides: Mapping[str, Any]) -> str:
     """
     source = open_source(src, overrides)
     stored = {path: _stored_dtype(source, path, param, overrides) for path, param in blueprint.leaves(source.tree)}
-    counts = pieces(source.tree)
     streams = {
-        f"params/{path}": Stream(param.shape, stored[path], _pieces(source, path, counts[path], stored[path]))
+        f"params/{path}": Stream(param.shape, stored[path], _pieces(source, path, param, stored[path]))
         for path, param in blueprint.leaves(source.tree)
     }
     cfg = source.cfg.replace(weight_dtype=_weight_dtype(stored, source))
     parameters = blueprint.count(source.tree)
     meta = {"config": cfg.as_dict(), "parameters": parameters, "data": {"imported from": str(src)}}
-    with _new_folder(out) as folder, Store(folder / "checkpoints", asynchronous=False) as store:
+    with new_folder(out) as folder, Store(folder / "checkpoints", asynchronous=False) as store:
         save(store, STEP, streams, meta)
         comment = f"{out.name}: {parameters:,} parameters, imported from {src.name}."
         (folder / RECIPE).write_text(hf_config.to_yaml(source.recipe, comment))
@@ -62,17 +59,25 @@ def _weight_dtype(stored: Mapping[str, np.dtype], source: Source) -> str:
     return "bfloat16" if names == {"bfloat16"} else "float32"
 
 
-def _pieces(source: Source, path: str, count: int | None, dtype: np.dtype) -> Iterator[np.ndarray]:
-    for index in [None] if count is None else range(count):
+def _pieces(source: Source, path: str, param: blueprint.Param, dtype: np.dtype) -> Iterator[np.ndarray]:
+    for index in pieces(param):
         yield source.weights.read(path, index).astype(dtype, copy=False)
 
 
-def export_model(src: Path, out: Path, overrides: Mapping[str, Any], dtype: str = "", shard_bytes: int = 0) -> Source:
+def export_model(
+    src: Path,
+    out: Path,
+    overrides: Mapping[str, Any],
+    dtype: str = "",
+    shard_bytes: int = 0,
+    reference: Mapping[str, Any] | None = None,
+) -> tuple[Source, list[str]]:
     """Write the weights of `src` as a Hugging Face folder `out`: config.json and safetensors, in the stored types or in
-    `dtype`. Returns the source.
+    `dtype`. With `reference`, the configuration to compute with, what was written is read back and must give the logits
+    of `src`. Returns the source, and what `verify` says.
 
     Raises:
-      ConfigError: as `open_source`; "convert.no-family"; "convert.not-empty". StorageError. Nothing is left behind.
+      MaxTextError: as `open_source`, `new_folder`, `verify`; ConfigError "convert.no-family". Nothing is left behind.
     """
     source = open_source(src, overrides)
     family, theirs = hf_config.write(source.cfg)
@@ -87,10 +92,10 @@ def export_model(src: Path, out: Path, overrides: Mapping[str, Any], dtype: str 
         return by_name[name].to_theirs(source.weights.read).astype(types[name], copy=False)
 
     theirs |= {"torch_dtype": dtype or source.dtype.name, "transformers_version": "4.56.0"}
-    with _new_folder(out) as folder:
+    with new_folder(out) as folder:
         (folder / "config.json").write_text(json.dumps(dict(sorted(theirs.items())), indent=2) + "\n")
         safetensors.write_folder(folder, wanted, produce, shard_bytes or safetensors.SHARD_BYTES)
-    return source
+        return source, [] if reference is None else [f"verified: {verify(src, folder, out, reference)}"]
 
 
 def _exported_dtype(source: Source, link: mapping.Link, dtype: str) -> np.dtype:
@@ -110,15 +115,16 @@ def _layer(link: mapping.Link) -> int:
     return numbers[0] if numbers else -1
 
 
-def verify(src: Path, out: Path, overrides: Mapping[str, Any]) -> str:
-    """Compare the logits of both on the same random ids; return a line that says how far they are apart.
+def verify(src: Path, folder: Path, out: Path, reference: Mapping[str, Any]) -> str:
+    """Compare the logits of `src` and of `folder`, the future `out`, on the same random ids; return how far they are
+    apart, as a line.
 
     Raises:
       StorageError: "convert.not-equal" beyond 1e-5 of the largest logit (1e-2 where the stored types differ).
     """
     from MaxText.convert.score import logits_of
 
-    before, after = open_source(src, overrides), open_source(out, overrides)
+    before, after = open_source(src, reference), open_source(folder, reference)
     ids = np.random.default_rng(0).integers(0, before.cfg.vocab_size, (2, 32), np.int32)
     left, right = (logits_of(source, ids) for source in (before, after))
     size, apart = float(np.abs(left).max()), float(np.abs(left - right).max())
@@ -126,36 +132,7 @@ def verify(src: Path, out: Path, overrides: Mapping[str, Any]) -> str:
     line = f"logits of both on 64 random ids: largest {size:.4g}, largest difference {apart:.3g}"
     if not apart <= limit * size:
         raise StorageError(
-            f"{out} does not compute what {src} does: {line}. [convert.not-equal]", id="convert.not-equal"
+            f"{out} would not compute what {src} does: {line}. Nothing was left. [convert.not-equal]",
+            id="convert.not-equal",
         )
     return line
-
-
-@contextlib.contextmanager
-def _new_folder(out: Path) -> Iterator[Path]:
-    """A folder beside `out` that becomes `out` at the end, or nothing if anything fails."""
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise ConfigError(
-            f"{out} is there already and not empty; choose another name. [convert.not-empty]", id="convert.not-empty"
-        )
-    partial = out.with_name(f"{out.name}.partial-{os.getpid()}")
-    try:
-        partial.mkdir(parents=True)
-        yield partial
-        if out.exists():
-            out.rmdir()
-        partial.rename(out)
-    except OSError as error:
-        _remove(partial)
-        raise StorageError(
-            f"{out} cannot be written: {error.strerror or error}. Nothing was left. [convert.not-written]",
-            id="convert.not-written",
-        ) from error
-    except BaseException:
-        _remove(partial)
-        raise
-
-
-def _remove(folder: Path) -> None:
-    if folder.exists():
-        shutil.rmtree(folder)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
+import jax
 import numpy as np
 
 from MaxText import blueprint
@@ -25,8 +26,8 @@ _TEXT_PREFIX = re.compile(r"^(?:model\.)?language_model\.(?=model\.|lm_head\.)|(
 class Weights(Protocol):
     """Reads pieces: the array at `path`, or its slice at `index` of the first dim."""
 
-    def read(self, path: str, index: int | None) -> np.ndarray:
-        """The piece, in the type it is stored in."""
+    def read(self, path: str, index: int | None, expert: int | None = None) -> np.ndarray:
+        """The piece, or of it the slice of one expert, in the type it is stored in."""
 
     def dtype(self, path: str) -> np.dtype:
         """The type of the array at `path`."""
@@ -38,6 +39,7 @@ class Stored:
     def __init__(self, step: Path, tree: blueprint.Blueprint) -> None:
         """Raises StorageError as `Reader`, and "checkpoint.unfit" where the step does not hold the model `tree`."""
         self._reader = Reader(step, "params/")
+        self._reader.verify()  # changed bytes would be seen by nobody else
         saved = {name: self._reader.leaf(name) for name in self._reader.names()}
         types = {path: leaf.dtype for path, leaf in saved.items()}  # any type will do
         wanted = {
@@ -45,10 +47,9 @@ class Stored:
             for path, param in blueprint.leaves(tree)
         }
         require_fit(saved, wanted, f"checkpoint {step}")
-        self._last = functools.lru_cache(maxsize=2)(self._reader.read)
 
-    def read(self, path: str, index: int | None) -> np.ndarray:
-        return self._last(path, index)
+    def read(self, path: str, index: int | None, expert: int | None = None) -> np.ndarray:
+        return self._reader.read(path, *(part for part in (index, expert) if part is not None))
 
     def dtype(self, path: str) -> np.dtype:
         return numpy_dtype(self._reader.leaf(path).dtype)
@@ -59,9 +60,13 @@ class Foreign:
 
     def __init__(self, links: Links, read_tensor: Callable[[str], np.ndarray], dtypes: Mapping[str, np.dtype]) -> None:
         self._links, self._read, self._dtypes = links, read_tensor, dtypes
+        # Expert by expert out of tensors that hold all of them: the two of a layer stay in memory meanwhile.
+        self._read_again = functools.lru_cache(maxsize=2)(read_tensor)
 
-    def read(self, path: str, index: int | None) -> np.ndarray:
-        return self._links.assemble(self._read, path, index).astype(self.dtype(path), copy=False)
+    def read(self, path: str, index: int | None, expert: int | None = None) -> np.ndarray:
+        fused = expert is not None and self._links.of_piece[path, index][0].pieces[0].expert is None
+        read = self._read_again if fused else self._read
+        return self._links.assemble(read, path, index, expert).astype(self.dtype(path), copy=False)
 
     @functools.cached_property
     def _types(self) -> dict[str, np.dtype]:
@@ -91,15 +96,33 @@ def text_names(tensors: Mapping[str, Any], layers: int) -> tuple[dict[str, Any],
     return kept, left
 
 
-def pieces(tree: blueprint.Blueprint) -> dict[str, int | None]:
-    """Paths of the model's arrays, and how many pieces each has (None: it is one piece)."""
-    return {
-        path: param.shape[0] if param.axes[:1] in blueprint.STACKED else None for path, param in blueprint.leaves(tree)
-    }
+def pieces(param: blueprint.Param) -> list[int | None]:
+    """The indices of a parameter's pieces: one for each layer that its array stacks, or [None]: it is one piece."""
+    return [*range(param.shape[0])] if param.axes[:1] in blueprint.STACKED else [None]
 
 
-def whole(weights: Weights, path: str, count: int | None, dtype: Any) -> np.ndarray:
-    """The array at `path`, in `dtype`."""
-    if count is None:
-        return weights.read(path, None).astype(dtype)
-    return np.stack([weights.read(path, i).astype(dtype) for i in range(count)])
+def place(
+    weights: Weights, path: str, param: blueprint.Param, dtype: Any, sharding: jax.sharding.Sharding
+) -> jax.Array:
+    """The array at `path`, in `dtype`, on the devices. Every piece is read once; host memory holds this process's part
+    of the array, and one piece."""
+    where = {device: _bounds(index, param.shape) for device, index in _local(sharding, param.shape).items()}
+    parts = {bounds: np.empty([stop - start for start, stop in bounds], dtype) for bounds in where.values()}
+    for index in pieces(param):
+        needed = [bounds for bounds in parts if index is None or bounds[0][0] <= index < bounds[0][1]]
+        piece = weights.read(path, index) if needed else None
+        for bounds in needed:
+            inner = tuple(slice(*pair) for pair in (bounds if index is None else bounds[1:]))
+            row = parts[bounds] if index is None else parts[bounds][index - bounds[0][0], ...]
+            row[...] = piece[inner]  # type: ignore[index]
+    on_devices = [jax.device_put(parts[bounds], device) for device, bounds in where.items()]
+    return jax.make_array_from_single_device_arrays(param.shape, sharding, on_devices)
+
+
+def _local(sharding: jax.sharding.Sharding, shape: tuple[int, ...]) -> Mapping[jax.Device, tuple[slice, ...]]:
+    return sharding.addressable_devices_indices_map(shape)  # type: ignore[return-value]
+
+
+def _bounds(index: tuple[slice, ...], shape: tuple[int, ...]) -> tuple[tuple[int, int], ...]:
+    """(start, stop) of every dim."""
+    return tuple(part.indices(size)[:2] for part, size in zip(index, shape, strict=True))

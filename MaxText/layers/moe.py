@@ -18,6 +18,7 @@ import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Bool, Float
 
+from MaxText import sequence
 from MaxText.blueprint import ZEROS, Param, fan_in
 from MaxText.layers import kernels, mlp, router
 from MaxText.layers.router import Choice, Routing
@@ -84,16 +85,22 @@ def _experts(
     if token_BS is None:
         token_BS = jnp.ones(x_BSD.shape[:2], bool, out_sharding=layout.spec(TOKENS))
 
+    order = sequence.order(cfg, layout)
+
     def compute(weights: dict[str, Array], x: Array, choice: Choice, token: Array) -> tuple[Array, Array]:
         weights = {name: _whole(w, dims[name], zero) for name, w in weights.items()}
         if "wo_bias" in weights and split:  # added once, not by every piece of the width
             weights["wo_bias"] = weights["wo_bias"] * (jax.lax.axis_index(split) == 0).astype(x.dtype)
-        return _limited(cfg, weights, x, choice, token, capacity) if capacity else _dropless(cfg, weights, x, choice)
+        return (
+            _limited(cfg, weights, x, choice, token, capacity, order)
+            if capacity
+            else _dropless(cfg, weights, x, choice)
+        )
 
     def local(weights: dict[str, Array], x: Array, choice: Choice, token: Array) -> tuple[Array, Array]:
         keep = jax.checkpoint_policies.save_only_these_names(*SAVED)
         y, dropped = jax.checkpoint(compute, policy=keep)(weights, x, choice, token)
-        rows = layout.axes("activation_batch") if capacity else ()
+        rows = layout.axes("activation_batch") + layout.axes("activation_length") if capacity else ()
         return jax.lax.psum(y, split) if split else y, jax.lax.psum(dropped, rows) if rows else dropped
 
     choices: Any = layout.spec(CHOICES)
@@ -159,20 +166,30 @@ def _dropless(cfg: Any, weights: dict[str, Array], x_BSD: Array, choice: Choice)
 
 
 def _limited(
-    cfg: Any, weights: dict[str, Array], x_BSD: Array, choice: Choice, token_BS: Array, capacity: int
+    cfg: Any,
+    weights: dict[str, Array],
+    x_BSD: Array,
+    choice: Choice,
+    token_BS: Array,
+    capacity: int,
+    order: sequence.Order,
 ) -> tuple[Array, Array]:
-    """Every expert takes the first `capacity` choices of each row; the rest adds nothing to its token."""
+    """Every expert takes the first `capacity` choices of each row; the rest adds nothing to its token. Where rows are
+    split, a choice counts by its place in the whole row and takes a slot among those of this shard."""
     (B, S, k), e, D = choice.expert_BSk.shape, cfg.num_experts, x_BSD.shape[-1]
     hit_BME = (choice.expert_BSk[..., None] == jnp.arange(e)[None, None, None]) & token_BS[:, :, None, None]
     hit_BME = hit_BME.reshape(B, S * k, e)
-    place_BM = (jnp.cumsum(hit_BME, axis=1) * hit_BME).sum(axis=-1) - 1  # -1: padding
-    kept_BM = (place_BM >= 0) & (place_BM < capacity)
-    slot_BM = jnp.where(kept_BM, choice.expert_BSk.reshape(B, -1) * capacity + place_BM, e * capacity)
+    rank_BM = (sequence.cumsum(order, hit_BME) * hit_BME).sum(axis=-1) - 1  # -1: padding
+    kept_BM = (rank_BM >= 0) & (rank_BM < capacity)
+    place_BM, slots = rank_BM, min(capacity, S)
+    if order.shards > 1:
+        place_BM = (jnp.cumsum(hit_BME, axis=1) * hit_BME).sum(axis=-1) - 1
+    slot_BM = jnp.where(kept_BM, choice.expert_BSk.reshape(B, -1) * slots + place_BM, e * slots)
     x_MD = jnp.repeat(x_BSD.reshape(-1, D), k, axis=0)
     rows_BMD = _scaled(cfg, x_MD, choice.weight_BSk.reshape(-1)).reshape(B, -1, D)
-    empty = jnp.zeros((e * capacity, D), x_BSD.dtype)
+    empty = jnp.zeros((e * slots, D), x_BSD.dtype)
     taken = jax.vmap(lambda slots, rows: empty.at[slots].set(rows, mode="drop"))(slot_BM, rows_BMD)
-    taken_EMD = jnp.moveaxis(taken.reshape(B, e, capacity, D), 1, 0).reshape(e, -1, D)
+    taken_EMD = jnp.moveaxis(taken.reshape(B, e, slots, D), 1, 0).reshape(e, -1, D)
     y_EMD = _feed_forward(
         cfg,
         weights,
@@ -180,7 +197,7 @@ def _limited(
         lambda rows, w: jnp.einsum("EMD,EDF->EMF", rows, w),
         lambda bias: bias[:, None],
     )
-    y_BTD = jnp.moveaxis(y_EMD.reshape(e, B, capacity, -1), 0, 1).reshape(B, e * capacity, -1)
+    y_BTD = jnp.moveaxis(y_EMD.reshape(e, B, slots, -1), 0, 1).reshape(B, e * slots, -1)
     y_BMD = jax.vmap(lambda rows, slots: rows.at[slots].get(mode="fill", fill_value=0))(y_BTD, slot_BM)
-    dropped = ((place_BM >= capacity) & token_BS.repeat(k, axis=1)).sum()
+    dropped = ((rank_BM >= capacity) & token_BS.repeat(k, axis=1)).sum()
     return _weighted(cfg, y_BMD.reshape(B, S, k, -1), choice.weight_BSk, x_BSD.dtype), dropped

@@ -7,11 +7,11 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from MaxText import blueprint, flops, pipeline
+from MaxText import blueprint, flops, pipeline, sequence
 from MaxText.errors import PlanError
 from MaxText.hardware import Hardware
 from MaxText.layout import Layout
-from MaxText.planner import legality
+from MaxText.planner import legality, notes
 from MaxText.planner.degrees import mesh_degrees
 from MaxText.planner.rules import MESH_AXES, make_layout
 
@@ -23,6 +23,7 @@ class Plan:
     ici: dict[str, int]
     dcn: dict[str, int]
     layout: Layout
+    order: sequence.Order
     tree: blueprint.Blueprint
     devices: int
     global_batch_size: int
@@ -34,6 +35,7 @@ class Plan:
     optimizer_bytes: int
     flops_per_step_per_device: float
     pipeline: pipeline.Schedule | None = None
+    notes: tuple[str, ...] = ()
 
     @property
     def mesh_shape(self) -> dict[str, int]:
@@ -49,16 +51,30 @@ class Plan:
         return " x ".join(large) if large else "one device"
 
 
-def _bytes(tree: blueprint.Blueprint, layout: Layout, dtype: str) -> int:
-    """Bytes on one device of one array for each parameter."""
-    return sum(p.size // math.prod(layout.pieces(p.axes)) * p.dtype(dtype).itemsize for _, p in blueprint.leaves(tree))
+def _bytes(tree: blueprint.Blueprint, layout: Layout, dtype: str, spread: bool = False) -> int:
+    """Bytes on one device of one array for each parameter; with `spread`, split over the data axis as well."""
+    sizes = dict(layout.sizes)
+
+    def ways(p: blueprint.Param) -> int:
+        spec = layout.spread(p.axes, p.shape, "data") if spread else layout.spec(p.axes)
+        axes = (axis for entry in spec if entry for axis in ((entry,) if isinstance(entry, str) else entry))
+        return math.prod(sizes[axis] for axis in axes)
+
+    return sum(math.prod(p.shape) // ways(p) * p.dtype(dtype).itemsize for _, p in blueprint.leaves(tree))
 
 
 def _optimizer_bytes(cfg: Any, tree: blueprint.Blueprint, layout: Layout) -> int:
     """Arrays that the optimizer keeps for each parameter (by dtype), and its int32 counters."""
     slots = {"adamw": (cfg.mu_dtype, cfg.weight_dtype), "sgd": ()}[cfg.opt_type]
     counters = {"adamw": 1, "sgd": 0}[cfg.opt_type]
-    return sum(_bytes(tree, layout, dtype) for dtype in slots) + 4 * counters
+    return sum(_bytes(tree, layout, dtype, cfg.shard_optimizer_over_data) for dtype in slots) + 4 * counters
+
+
+def _with_even_vocabulary(cfg: Any, tree: blueprint.Blueprint, layout: Layout) -> blueprint.Blueprint:
+    """The tree with the vocabulary padded, if need be, so that it can be split."""
+    if cfg.vocab_size % layout.ways("vocab") == 0:
+        return tree
+    return blueprint.pad(tree, "vocab", layout.ways("vocab") * cfg.num_vocab_tiling)
 
 
 def make(cfg: Any, tree: blueprint.Blueprint, hardware: Hardware) -> Plan:
@@ -68,7 +84,10 @@ def make(cfg: Any, tree: blueprint.Blueprint, hardware: Hardware) -> Plan:
     if unusable := legality.unusable_axes(cfg, sizes):
         raise PlanError("\n".join(unusable), id="plan.unused-axis")
     schedule = pipeline.make(cfg, sizes[pipeline.AXIS])
-    layout = make_layout(sizes, stages_own=schedule is not None and schedule.owned)
+    layout = make_layout(sizes, cfg.logical_axis_rules, stages_own=schedule is not None and schedule.owned)
+    tree = _with_even_vocabulary(cfg, tree, layout)
+    if unmatched := legality.unmatched_rules(cfg, tree):
+        raise PlanError("\n".join(unmatched), id="plan.rule")
     ways = layout.ways("activation_batch") * (schedule.microbatches // schedule.stages if schedule else 1)
     rows, eval_rows, problems = legality.batch_rows(cfg, hardware.devices, ways)
     problems += legality.indivisible(cfg, tree, layout)
@@ -79,6 +98,7 @@ def make(cfg: Any, tree: blueprint.Blueprint, hardware: Hardware) -> Plan:
         ici=ici,
         dcn=dcn,
         layout=layout,
+        order=sequence.order(cfg, layout),
         tree=tree,
         devices=hardware.devices,
         global_batch_size=rows,
@@ -90,4 +110,5 @@ def make(cfg: Any, tree: blueprint.Blueprint, hardware: Hardware) -> Plan:
         optimizer_bytes=_optimizer_bytes(cfg, tree, layout) + 4,  # + the step counter
         flops_per_step_per_device=flops.per_step_per_device(cfg, tokens, hardware.devices),
         pipeline=schedule,
+        notes=(*notes.padding(cfg, tree, layout), *notes.whole_arrays(tree, layout)),
     )

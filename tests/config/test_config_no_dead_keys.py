@@ -5,13 +5,14 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from MaxText import config
+from MaxText import config, remat
 from MaxText.config.schema import Schema
 
 PACKAGE = Path(config.__file__).parents[1]
 DECLARING = {"schema.py", "data_keys.py", "names.py"}
 # Read by the loader before there is a Config, or refused unless empty by a rule.
 READ_BY_NAME = {"model_name", "override_model_config", "base_output_directory", "decoder_block", "tokenizer_path"}
+READ_BY_NAME |= {*remat.NAMES, "context"}  # by `remat.places`, for its table of names
 
 
 def unread(source: str) -> set[str]:
