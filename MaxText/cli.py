@@ -6,13 +6,14 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 
-from MaxText import config
+from MaxText import config, launch
 from MaxText.errors import ConfigError, MaxTextError, StorageError
 
 USAGE = """usage: python -m MaxText VERB ...
   config CONFIG [key=value ...]   print every value and where it comes from
   base                            print a CONFIG file with every key and its default (configs/base.yml)
   keys                            print the reference of all keys (docs/keys.md)
+  launch processes=N -- train.py CONFIG ...  one run in N processes on this machine
   goodput RUN                     print where the wall-clock time of a run folder went
   import SRC OUT                  weights of a Hugging Face folder or GGUF file to a checkpoint, with its recipe
   export SRC OUT                  a Hugging Face folder; verify=true compares what both compute
@@ -77,6 +78,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     verb, *arguments = (sys.argv[1:] if argv is None else argv) or ["help"]
     verb = "help" if verb in ("-h", "--help") else verb
     try:
+        if verb == "launch":
+            return launch.run(arguments)
         if verb not in VERBS:
             raise ConfigError(f"{verb} is no verb [cli.usage]\n{USAGE}", id="cli.usage")
         text = VERBS[verb](arguments)

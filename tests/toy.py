@@ -68,6 +68,19 @@ def hot(cfg: Any, seed: int = 0) -> dict[str, Any]:
     return blueprint.map_params(draw, decoder.declare(cfg))
 
 
+def fresh(cfg: Any, seed: int = 0) -> dict[str, Any]:
+    """Parameters as NumPy arrays, drawn as those of a new run are."""
+    rng = np.random.default_rng(seed)
+    fixed = {"zeros": 0.0, "ones": 1.0}
+
+    def draw(_: str, param: blueprint.Param) -> np.ndarray:
+        law = param.init.law
+        value = np.full(param.shape, fixed[law]) if law in fixed else rng.normal(0.0, param.init.std, param.shape)
+        return value.astype(np.float32)
+
+    return blueprint.map_params(draw, decoder.declare(cfg))
+
+
 def place(cfg: Any, params: dict[str, Any], world: Mesh, layout: Layout) -> dict[str, Any]:
     """The parameters on the devices, sharded as planned."""
     specs = blueprint.map_params(lambda _, p: NamedSharding(world, layout.spec(p.axes)), decoder.declare(cfg))

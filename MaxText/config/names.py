@@ -47,7 +47,7 @@ _BY_SENTENCE: dict[str, str] = {
         override_logical_axis_rules mesh_axes data_sharding input_data_sharding_logical_axes
         custom_mesh_and_rule custom_mesh context_sharding""",
     "processes find each other by themselves; leave it out": """
-        skip_jax_distributed_system jax_distributed_initialization_timeout""",
+        skip_jax_distributed_system""",
     "start one process per host": "enable_single_controller colocated_python_data_input",
     "use dataset_type=synthetic for a run without input": "reuse_example_batch",
     "use plan_only=true to see how each tensor is sharded": "debug_sharding",
@@ -175,6 +175,18 @@ NOT_THE_MODEL = [
     "tokenizer_path",
     "scan_layers",
 ]
+
+# These it may hold although they are a run's: MaxText's files of GPT-3 do.
+OF_THE_RUN = {
+    "opt_type",
+    "adam_b1",
+    "adam_b2",
+    "adam_eps",
+    "adam_weight_decay",
+    "gradient_clipping_threshold",
+    "max_target_length",
+}
+SAME_VALUE = {"adam_pax": "adamw"}  # Pax writes Adam's bias correction otherwise; the numbers are the same
 
 NOT_OFFERED: dict[str, str] = {name: text for text, names in _BY_SENTENCE.items() for name in names.split()}
 """Keys that people know from other versions (patterns with `*`) → one sentence: what to do instead."""

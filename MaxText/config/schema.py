@@ -51,6 +51,13 @@ class Run(Group):
     jax_cache_dir: str = key("~/.cache/maxtext/xla", 'folder of compiled programs, kept between runs; "" = none')
 
 
+class Processes(Group):
+    title = "processes"
+    jax_distributed_initialization_timeout: Size = key(300, "seconds in which all processes of a run must come")
+    jax_distributed_heartbeat_timeout_seconds: Size = key(100, "silence after which a process counts as lost")
+    process_wait_timeout: Size = key(600, "seconds that processes wait for one another at a save, or at the end")
+
+
 class Architecture(Group):
     title = "architecture"
     decoder_block: str = key("llama2", "the family's bundle of decoder features: a name in configs/decoder_blocks")
@@ -330,12 +337,12 @@ class Sample(Group):
 
 
 GROUPS: tuple[type[Group], ...] = (
-    Run, Architecture, Precision, Mesh, Memory, Batch, Data, Optimizer, Checkpoint, EvalAndMetrics, Sample,
+    Run, Processes, Architecture, Precision, Mesh, Memory, Batch, Data, Optimizer, Checkpoint, EvalAndMetrics, Sample,
 )  # fmt: skip
 
 
 class Schema(
-    Sample, EvalAndMetrics, Checkpoint, Optimizer, Data, Batch, Memory, Mesh, Precision, Architecture, Run
+    Sample, EvalAndMetrics, Checkpoint, Optimizer, Data, Batch, Memory, Mesh, Precision, Architecture, Processes, Run
 ):  # pydantic orders fields from the last base to the first
     """All keys as they were written, each by itself valid; relations are checked by `rules`."""
 
