@@ -11,6 +11,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from MaxText import tokenizer
 from MaxText.convert import words
+from MaxText.convert.gguf_words import BytePairs
 from MaxText.convert.score import place
 from MaxText.convert.source import Source
 from MaxText.convert.verbs import words_missing
@@ -42,15 +43,19 @@ def continue_text(source: Source, prompt: str, new: int, temperature: float = 0.
     own = _own_words(source)
     speech = own or _run_words(source)
     placed = place(source)
-    cfg = placed.cfg.replace(add_bos=False) if own else placed.cfg
+    cfg = placed.cfg.replace(add_bos=False) if isinstance(own, BytePairs) else placed.cfg
     with jax.set_mesh(placed.mesh):
         return generate(cfg, placed.layout, placed.params, speech, prompt, new, (temperature,))[0]
 
 
 def _own_words(source: Source) -> Any:
     """The tokenizer that came with the weights, unless tokenizer_type asks for another."""
-    asked = str(source.cfg.origin("tokenizer_type")) == "command line"
-    return None if asked else words.read(source)
+    if str(source.cfg.origin("tokenizer_type")) == "command line":
+        return None
+    where = words.folder(source)
+    if (found := words.read(source)) is None and where is not None and (where / words.FILES[0]).is_file():
+        return tokenizer.open_tokenizer("huggingface", str(where / words.FILES[0]))  # by its library
+    return found
 
 
 def _run_words(source: Source) -> Any:
