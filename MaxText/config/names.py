@@ -89,7 +89,8 @@ _BY_SENTENCE: dict[str, str] = {
     "sharding is always explicit (Shardy); leave it out": "shard_mode shardy",
     "the planner refuses what it cannot shard; plan_only=true shows it": "sharding_tolerance",
     "a pipeline scans its iterations, gathers weights in each, and keeps what remat_policy says": """
-        pipeline_* scan_pipeline_* scan_layers_per_stage set_remat_policy_on_*""",
+        pipeline_delay_activation_forwarding pipeline_fsdp_* scan_pipeline_* scan_layers_per_stage
+        set_remat_policy_on_*""",
     "of a feed-forward with one branch use mlpwi_0": "mlpwi",
     "projections are kept apart: query_proj, key_proj, value_proj": "qkv_proj",
     "use query_proj and kv_proj": "mla_q mla_kv",
