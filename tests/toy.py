@@ -8,7 +8,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
-from MaxText import architecture, blueprint, compat, config, decoder, planner
+from MaxText import architecture, blueprint, compat, config, decoder, planner, sequence
 from MaxText.layout import Layout
 
 LENGTH = 32
@@ -41,8 +41,11 @@ def batch(cfg: Any, rows: int = 2, seed: int = 0) -> dict[str, np.ndarray]:
     return {name: np.ascontiguousarray(x, np.int32) for name, x in arrays.items()}
 
 
-def put(arrays: dict[str, np.ndarray], world: Mesh, layout: Layout) -> dict[str, jax.Array]:
-    """Rows [..., B, S] on the devices of the mesh."""
+def put(
+    arrays: dict[str, np.ndarray], world: Mesh, layout: Layout, order: sequence.Order | None = None
+) -> dict[str, jax.Array]:
+    """Rows [..., B, S] on the devices of the mesh, in this order."""
+    arrays = arrays if order is None else sequence.arrange(order, arrays)
 
     def one(x: np.ndarray) -> jax.Array:
         dims = (*[None] * (x.ndim - 2), "activation_batch", "activation_length")

@@ -225,11 +225,24 @@ class Mesh(Group):
     dcn_expert_parallelism: SizeOrMinusOne = key(1, "experts between slices")
     dcn_context_parallelism: SizeOrMinusOne = key(1, "sequence split between slices")
     dcn_tensor_parallelism: SizeOrMinusOne = key(1, "heads and feed-forward split between slices")
+    shard_kv_heads: bool = key(True, "false = key/value heads need not divide over tensor: replicated in groups")
     context_parallel_strategy: Literal["all_gather", "ring", "ulysses"] = key(
         "all_gather", "how split rows attend: gather all keys, pass them round, or exchange rows for heads"
     )
     context_parallel_load_balance: bool = key(
         True, "give each shard an early and a late part of the row (not for ulysses)"
+    )
+    num_layers_per_pipeline_stage: SizeOrMinusOne = key(
+        -1, "layers of a stage in a repeat; -1 = as num_pipeline_repeats asks, or one layer pattern"
+    )
+    num_pipeline_repeats: SizeOrMinusOne = key(
+        -1, "how often a microbatch passes all stages; -1 = as the layers ask; between slices once"
+    )
+    pipeline_parallel_layers: SizeOrMinusOne = key(
+        -1, "layers that are pipelined, the rest follow; -1 = all of the largest segment"
+    )
+    num_pipeline_microbatches: SizeOrMinusOne = key(
+        -1, "microbatches of the pipeline, a multiple of its stages; -1 = one each"
     )
     num_slices: SizeOrMinusOne = key(-1, "slices; -1 = as many as there are")
     logical_axis_rules: Texts = key(
