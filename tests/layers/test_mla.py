@@ -37,9 +37,10 @@ def test_it_is_what_loops_compute(model_name):
 
 def test_a_cache_holds_one_latent_and_one_key_a_token():
     """Of DeepSeek-V3 at full size: 512 + 64 numbers a token and layer, whatever the heads; with an indexer 128 more."""
-    _, layout = toy.mesh()
+    world, layout = toy.mesh()
     for model_name, expected in (("deepseek-v3-671b", 576), ("deepseek-v3.2-671b", 704)):
         cfg = config.make(model_name=model_name, dtype="bfloat16")
-        cache = jax.eval_shape(lambda cfg=cfg: decoder.empty_cache(cfg, layout, 1, 1))
+        with jax.set_mesh(world):
+            cache = jax.eval_shape(lambda cfg=cfg: decoder.empty_cache(cfg, layout, 1, 1))
         numbers = sum(leaf.size for leaf in jax.tree.leaves(cache))
         assert numbers == cfg.num_decoder_layers * expected
