@@ -11,6 +11,7 @@ from MaxText.errors import ConfigError, MaxTextError, StorageError
 
 USAGE = """usage: python -m MaxText VERB ...
   config CONFIG [key=value ...]   print every value and where it comes from
+  plan CONFIG [key=value ...]     what a run needs and how fast it will be; json=FILE, explain=ARRAY
   base                            print a CONFIG file with every key and its default (configs/base.yml)
   keys                            print the reference of all keys (docs/keys.md)
   launch processes=N -- train.py CONFIG ...  one run in N processes on this machine
@@ -50,6 +51,12 @@ def _convert(name: str) -> Callable[[Sequence[str]], str]:
     return run
 
 
+def _plan(arguments: Sequence[str]) -> str:
+    from MaxText.forecast import verb
+
+    return verb.plan(arguments)
+
+
 def _alone(verb: str, text: Callable[[], str]) -> Callable[[Sequence[str]], str]:
     def run(arguments: Sequence[str]) -> str:
         if arguments:
@@ -64,6 +71,7 @@ VERBS: dict[str, Callable[[Sequence[str]], str]] = {
     "base": _alone("base", config.base_yml),
     "keys": _alone("keys", config.keys_md),
     "goodput": _goodput,
+    "plan": _plan,
     "import": _convert("import_"),
     "export": _convert("export"),
     "recipe": _convert("recipe"),

@@ -242,7 +242,8 @@ def empty_cache(cfg: Any, layout: Layout, batch: int, length: int) -> dict[str, 
             widths = [spec.latent.key_value_rank, spec.latent.rope_dim]
             widths += [cfg.indexer_head_dim] if spec.latent.indexer else []
             return mla.LatentCache(*(zeros(mla.NARROW, width) for width in widths))
-        return Cache(*(zeros(attention.KV_HEADS, spec.kv_heads, spec.head_dim) for _ in range(2)))
+        heads = attention.heads_in_use(layout, spec.kv_heads)
+        return Cache(*(zeros(attention.KV_HEADS, heads, spec.head_dim) for _ in range(2)))
 
     return {
         segment.name: {str(i): stacked(segment, spec) for i, spec in enumerate(segment.pattern)}

@@ -15,6 +15,7 @@ import dataclasses
 import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -113,30 +114,78 @@ def _operands(equation: str) -> tuple[str, str, str]:
     return x, w, out
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1, 4, 5))
-def _project(layout: Layout, equation: str, x: jax.Array, w: jax.Array, w_dims: Axes, out_dims: Axes) -> jax.Array:
-    return _project_forward(layout, equation, x, w, w_dims, out_dims)[0]
+class Kernel(NamedTuple):
+    """How a stored weight is used: `equation` of einsum over (x, weight), dims of the weight, dims of the result."""
+
+    equation: str
+    dims: Axes
+    out_dims: Axes
 
 
-def _project_forward(layout, equation, x, w, w_dims, out_dims):
-    w_used = layout.gather(w.astype(x.dtype), w_dims)
-    y = jnp.einsum(equation, x, w_used, out_sharding=layout.spec(out_dims))
-    return y, (x, w)
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def _project(layout: Layout, kernels: tuple[Kernel, ...], x: jax.Array, weights: tuple[jax.Array, ...]):
+    return _project_forward(layout, kernels, x, weights)[0]
 
 
-def _project_backward(layout, equation, w_dims, out_dims, saved, dy):
-    x, w = saved
-    x_labels, w_labels, out_labels = _operands(equation)
-    w_used = layout.gather(w.astype(x.dtype), w_dims)
-    dx = jnp.einsum(f"{out_labels},{w_labels}->{x_labels}", dy, w_used, out_sharding=jax.typeof(x).sharding.spec)
-    dw = jnp.einsum(
-        f"{x_labels},{out_labels}->{w_labels}",
-        x,
-        dy,
-        preferred_element_type=w.dtype,
-        out_sharding=layout.spec(w_dims),
+def _project_forward(layout, kernels, x, weights):
+    ys = tuple(
+        jnp.einsum(kernel.equation, x, _used(layout, kernel, x, w), out_sharding=layout.spec(kernel.out_dims))
+        for kernel, w in zip(kernels, weights, strict=True)
     )
-    return dx, dw
+    return ys, (x, weights)
+
+
+def _used(layout: Layout, kernel: Kernel, x: jax.Array, w: jax.Array) -> jax.Array:
+    return layout.gather(w.astype(x.dtype), kernel.dims)
+
+
+def _project_backward(layout, kernels, saved, dys):
+    x, weights = saved
+    dx = _input_gradient(layout, kernels, x, weights, dys)
+    return dx, tuple(
+        _weight_gradient(layout, kernel, x, w, dy) for kernel, w, dy in zip(kernels, weights, dys, strict=True)
+    )
+
+
+def _weight_gradient(layout: Layout, kernel: Kernel, x: jax.Array, w: jax.Array, dy: jax.Array) -> jax.Array:
+    x_labels, w_labels, out_labels = _operands(kernel.equation)
+    equation = f"{x_labels},{out_labels}->{w_labels}"
+    return jnp.einsum(equation, x, dy, preferred_element_type=w.dtype, out_sharding=layout.spec(kernel.dims))
+
+
+def _input_gradient(layout, kernels, x, weights, dys) -> jax.Array:
+    """The sum over kernels. Where a dim of theirs that x lacks is split, every device sums its part over all kernels
+    before the parts are summed over devices: once, not once a kernel."""
+    used = tuple(_used(layout, kernel, x, w) for kernel, w in zip(kernels, weights, strict=True))
+    spec = jax.typeof(x).sharding.spec
+
+    def summed(used, dys, out_sharding):
+        total = None
+        for kernel, w, dy in zip(kernels, used, dys, strict=True):
+            x_labels, w_labels, out_labels = _operands(kernel.equation)
+            part = jnp.einsum(f"{out_labels},{w_labels}->{x_labels}", dy, w, out_sharding=out_sharding)
+            total = part if total is None else total + part
+        return total
+
+    axes = {_contracted(layout, kernel) for kernel in kernels}
+    if len(kernels) == 1 or len(axes) > 1 or axes == {()}:
+        return summed(used, dys, spec)
+    (split,) = axes
+    in_specs = (
+        tuple(layout.compute_spec(kernel.dims) for kernel in kernels),
+        tuple(jax.typeof(dy).sharding.spec for dy in dys),
+    )
+    wall = jax.shard_map(
+        lambda used, dys: jax.lax.psum(summed(used, dys, None), split), in_specs=in_specs, out_specs=spec
+    )
+    return wall(used, dys)
+
+
+def _contracted(layout: Layout, kernel: Kernel) -> tuple[str, ...]:
+    """The mesh axes over which the input's gradient is a sum."""
+    x_labels, w_labels, _ = _operands(kernel.equation)
+    dims = (dim for label, dim in zip(w_labels, kernel.dims, strict=True) if label not in x_labels)
+    return tuple(axis for dim in dims for axis in layout.axes(dim) if axis not in layout.gathered)
 
 
 _project.defvjp(_project_forward, _project_backward)
@@ -149,4 +198,13 @@ def project(layout: Layout, equation: str, x: jax.Array, w: jax.Array, w_dims: A
     Forward: w is cast, then gathered over the ZeRO axes (fewer bytes than gathering the stored dtype). Backward: w is
     gathered again and dw is contracted straight into the stored layout, in w's dtype: one reduce-scatter, no whole
     gradient."""
-    return _project(layout, equation, x, w, w_dims, out_dims)
+    return project_many(layout, x, {"y": w}, {"y": Kernel(equation, w_dims, out_dims)})["y"]
+
+
+def project_many(
+    layout: Layout, x: jax.Array, weights: Mapping[str, jax.Array], kernels: Mapping[str, Kernel]
+) -> dict[str, jax.Array]:
+    """`project` of the same x by several stored weights: {name: result} for all of `weights`. The gradients by x are
+    summed on each device before they are summed over devices."""
+    used = tuple(kernels[name] for name in weights)
+    return dict(zip(weights, _project(layout, used, x, tuple(weights.values())), strict=True))

@@ -11,11 +11,12 @@ from typing import Any
 
 import jax
 
-from MaxText import decoder, goodput, report, runtime, screen, session
+from MaxText import catalogue, decoder, forecast, goodput, report, runtime, screen, session
 from MaxText.checkpoint import Store
 from MaxText.convert import start
 from MaxText.convert.source import Source
 from MaxText.errors import ConfigError, MaxTextError, NonFiniteError, PlanError, Preempted, StorageError
+from MaxText.forecast import verb
 from MaxText.generate import generate
 from MaxText.loop import Loop
 from MaxText.processes import Alone, Group
@@ -39,11 +40,14 @@ def walk(cfg: Any, group: Group | None = None) -> None:
     """One attempt, from a valid config to its end in all processes of `group`. Raises what ended it before its last
     step, after everything is written."""
     group = group or Alone()
+    if cfg.plan_only and catalogue.is_slice(cfg.hardware):
+        _print(group, verb.fitting(verb.of_config(cfg)))
+        return
     with runtime.Signals() as signals:
         made = session.prepare(cfg, group)
         cfg = made.cfg
         if cfg.plan_only:
-            _print(group, screen.plan_only(made))
+            _print(group, verb.fitting(forecast.of_plan(cfg, made.hardware, made.plan)))
             return
         store = Store(
             cfg.run_folder / "checkpoints",
@@ -172,6 +176,8 @@ def _state(made: Session, records: Records, beginning: Beginning) -> tuple[Train
     if done != beginning.done:
         records.say(f"RESUMED after {done} steps instead of {beginning.done}")
     records.metrics.rewind(done)
+    if (place := records.store.manifest(done)["meta"].get("data_state")) is not None:
+        made.train.seek(place)
     return state, done
 
 
@@ -192,6 +198,8 @@ def finish(made: Session, records: Records, loop: Loop | None, ending: MaxTextEr
     records.ledger.enter("save")
     ending = _first(records, ending, records.store.close)
     records.ledger.finish(ending.id if ending else "complete")
+    if loop is not None and loop.done:
+        records.say(report.data(made.train.summary(loop.done), made.train.bad))
     records.say(report.summary(goodput.read(records.ledger.path), attempt=records.ledger.attempt))
     records.say(screen.end(made.cfg, loop.done if loop else 0, records.store.latest()))
     if ending is not None:

@@ -28,9 +28,13 @@ class Rule(NamedTuple):
 RULES: list[Rule] = []
 
 
-def rule(id: str) -> Callable[[Callable[..., str | None]], Callable[..., str | None]]:
+def rule(
+    id: str, notable: Callable[[object], bool] = lambda value: True
+) -> Callable[[Callable[..., str | None]], Callable[..., str | None]]:
+    """Registers a rule; its message shows the values that are `notable`."""
+
     def register(broken: Callable[..., str | None]) -> Callable[..., str | None]:
-        RULES.append(Rule(id, tuple(inspect.signature(broken).parameters), broken))
+        RULES.append(Rule(id, tuple(inspect.signature(broken).parameters), broken, notable))
         return broken
 
     return register

@@ -225,6 +225,7 @@ class Mesh(Group):
     dcn_expert_parallelism: SizeOrMinusOne = key(1, "experts between slices")
     dcn_context_parallelism: SizeOrMinusOne = key(1, "sequence split between slices")
     dcn_tensor_parallelism: SizeOrMinusOne = key(1, "heads and feed-forward split between slices")
+    shard_kv_heads: bool = key(True, "false = key/value heads need not divide over tensor: replicated in groups")
     context_parallel_strategy: Literal["all_gather", "ring", "ulysses"] = key(
         "all_gather", "how split rows attend: gather all keys, pass them round, or exchange rows for heads"
     )

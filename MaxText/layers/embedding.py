@@ -18,14 +18,20 @@ STREAM: Axes = ("activation_batch", "activation_length", "activation_embed")
 
 
 def declare(cfg: Any) -> Param:
-    """The table [V, D], of variance 1 in the stream."""
-    std = cfg.emb_dim**-0.5 if cfg.scale_embedding else 1.0
-    return Param((cfg.vocab_size, cfg.emb_dim), TABLE, normal(std), kind="embedding")
+    """The table [V, D]."""
+    return Param((cfg.vocab_size, cfg.emb_dim), TABLE, normal(_std(cfg)), kind="embedding")
+
+
+def _std(cfg: Any) -> float:
+    """1, so that the stream has variance 1; but rows of length 1 where the stream is multiplied by sqrt(D), and where
+    the table is the output projection as it stands: else the first loss would be hundreds of nats."""
+    is_head = cfg.logits_via_embedding and not cfg.normalize_embedding_logits
+    return cfg.emb_dim**-0.5 if cfg.scale_embedding or is_head else 1.0
 
 
 def declare_positions(cfg: Any) -> Param:
-    """The table of learned positions [P, D]."""
-    return Param((cfg.trainable_position_size, cfg.emb_dim), POSITIONS, normal(1.0), kind="embedding")
+    """The table of learned positions [P, D], as large as the rows that they are added to."""
+    return Param((cfg.trainable_position_size, cfg.emb_dim), POSITIONS, normal(_std(cfg)), kind="embedding")
 
 
 def lookup(

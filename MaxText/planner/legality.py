@@ -4,6 +4,7 @@ One function for each axis and question; `make` collects the problems of all of 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -37,6 +38,7 @@ def indivisible(cfg: Any, tree: blueprint.Blueprint, layout: Layout) -> list[str
     return [
         f"{names.get((dim, size), dim)}={size} cannot be split {layout.ways(dim)} ways over "
         f"{' x '.join(layout.axes(dim))}. Legal here: {legal(size)}."
+        f"{' Or set shard_kv_heads=false to replicate them in groups.' if dim == 'kv_heads' else ''}"
         for dim, size in used
         if size % layout.ways(dim)
     ]
@@ -130,7 +132,7 @@ def _exchange(cfg: Any, sizes: Sizes, given: str) -> list[str]:
         )
     kinds = {"num_kv_heads": cfg.num_kv_heads, "global_num_kv_heads": cfg.global_num_kv_heads}
     for name, heads in kinds.items() if cfg.attention_type != "mla" else ():
-        here = heads // tensor
+        here = math.lcm(heads, tensor) // tensor
         if here and here % degree and degree % here:
             fitting = [n for n in range(1, queries + 1) if queries % n == 0 and (here % n == 0 or n % here == 0)]
             problems.append(
