@@ -59,7 +59,7 @@ def lookup(
         values = jnp.where(mine[..., None], piece[jnp.where(mine, ids - first, 0)], 0)
         return jax.lax.psum(values, rows)
 
-    return jax.shard_map(local, in_specs=(spec, layout.spec(IDS)), out_specs=layout.spec(STREAM))(table, ids_BS)
+    return layout.shard_map(local, in_specs=(spec, layout.spec(IDS)), out_specs=layout.spec(STREAM))(table, ids_BS)
 
 
 def _apart(piece: Array, like: Array) -> Array:
