@@ -22,6 +22,8 @@ USAGE = """usage: python -m MaxText VERB ...
   recipe from-hf SRC [OUT.yml]    the recipe of its architecture, for model_name
   score SRC tokens=T.npy out=S.npz  logits, losses and gradients=true: norms, in float32
   generate SRC prompt=TEXT        a continuation
+  data prepare|show|verify ...    rows made once; the documents of a step; checksums of rows (`data` says more)
+  tokenizer train ...             a vocabulary from the training text (`tokenizer` says more)
   help                            print this
 SRC is a Hugging Face folder, a GGUF file, a run folder, or the folder of a checkpoint step.
 Training: python train.py CONFIG [key=value ...]"""
@@ -64,6 +66,15 @@ def _plan(arguments: Sequence[str]) -> str:
     return verb.plan(arguments)
 
 
+def _data(name: str) -> Callable[[Sequence[str]], str]:
+    def run(arguments: Sequence[str]) -> str:
+        from MaxText.data import verbs
+
+        return getattr(verbs, name)(arguments)
+
+    return run
+
+
 def _alone(verb: str, text: Callable[[], str]) -> Callable[[Sequence[str]], str]:
     def run(arguments: Sequence[str]) -> str:
         if arguments:
@@ -85,6 +96,8 @@ VERBS: dict[str, Callable[[Sequence[str]], str]] = {
     "recipe": _convert("recipe"),
     "score": _convert("score"),
     "generate": _convert("generate"),
+    "data": _data("data"),
+    "tokenizer": _data("train_tokenizer"),
     "help": lambda arguments: USAGE,
 }
 
