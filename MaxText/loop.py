@@ -83,10 +83,9 @@ class Loop:
             return
         if not self._parameters_are_finite():
             return
+        meta = self.records.checkpoint_meta(self.done, self.session.train.state_at(self.done))
         with self.records.activity("save"):
-            stall = self.records.store.save(
-                self.done, self.session.as_stored(self.state), self.records.checkpoint_meta(self.done)
-            )
+            stall = self.records.store.save(self.done, self.session.as_stored(self.state), meta)
         self._extra["save_stall_seconds"] = stall
         self.saved = self.done
         self._mark = time.perf_counter()

@@ -51,6 +51,7 @@ def walk(cfg: Any, group: Group | None = None) -> None:
         store = Store(
             cfg.run_folder / "checkpoints",
             keep=cfg.max_num_checkpoints_to_keep,
+            keep_period=cfg.checkpoint_keep_period or None,
             asynchronous=cfg.async_checkpointing,
             group=group,
         )
@@ -175,6 +176,8 @@ def _state(made: Session, records: Records, beginning: Beginning) -> tuple[Train
     if done != beginning.done:
         records.say(f"RESUMED after {done} steps instead of {beginning.done}")
     records.metrics.rewind(done)
+    if (place := records.store.manifest(done)["meta"].get("data_state")) is not None:
+        made.train.seek(place)
     return state, done
 
 
@@ -195,6 +198,8 @@ def finish(made: Session, records: Records, loop: Loop | None, ending: MaxTextEr
     records.ledger.enter("save")
     ending = _first(records, ending, records.store.close)
     records.ledger.finish(ending.id if ending else "complete")
+    if loop is not None and loop.done:
+        records.say(report.data(made.train.summary(loop.done), made.train.bad))
     records.say(report.summary(goodput.read(records.ledger.path), attempt=records.ledger.attempt))
     records.say(screen.end(made.cfg, loop.done if loop else 0, records.store.latest()))
     if ending is not None:
