@@ -16,6 +16,7 @@ USAGE = """usage: python -m MaxText VERB ...
   keys                            print the reference of all keys (docs/keys.md)
   launch processes=N -- train.py CONFIG ...  one run in N processes on this machine
   goodput RUN                     print where the wall-clock time of a run folder went
+  checkpoint ls|verify|diff|prune RUN  what the checkpoints of a run folder hold; needs no device
   import SRC OUT                  weights of a Hugging Face folder or GGUF file to a checkpoint, with its recipe
   export SRC OUT                  a Hugging Face folder; verify=true compares what both compute
   recipe from-hf SRC [OUT.yml]    the recipe of its architecture, for model_name
@@ -53,6 +54,12 @@ def _convert(name: str) -> Callable[[Sequence[str]], str]:
     return run
 
 
+def _checkpoint(arguments: Sequence[str]) -> str:
+    from MaxText.checkpoint import verbs
+
+    return verbs.run(arguments)
+
+
 def _plan(arguments: Sequence[str]) -> str:
     from MaxText.forecast import verb
 
@@ -83,6 +90,7 @@ VERBS: dict[str, Callable[[Sequence[str]], str]] = {
     "keys": _alone("keys", config.keys_md),
     "goodput": _goodput,
     "plan": _plan,
+    "checkpoint": _checkpoint,
     "import": _convert("import_"),
     "export": _convert("export"),
     "recipe": _convert("recipe"),

@@ -315,6 +315,7 @@ class Checkpoint(Group):
     max_num_checkpoints_to_keep: int | None = key(
         3, "older ones are deleted once a newer is verified; none = all", ge=1
     )
+    checkpoint_keep_period: Count = key(0, "but those after a multiple of so many steps are kept for good; 0 = none")
 
 
 class EvalAndMetrics(Group):
