@@ -11,7 +11,7 @@ from typing import Any
 
 import jax
 
-from MaxText import catalogue, decoder, forecast, goodput, report, runtime, screen, session
+from MaxText import catalogue, decoder, faults, forecast, goodput, report, runtime, screen, session
 from MaxText.checkpoint import Store
 from MaxText.convert import start
 from MaxText.convert.source import Source
@@ -172,6 +172,7 @@ def _state(made: Session, records: Records, beginning: Beginning) -> tuple[Train
     records.ledger.enter("restore")
     done, stored, skipped = records.store.restore_newest(made.stored_type)
     state = made.from_stored(stored, made.state_type)
+    faults.point("restore.done")
     for reason in skipped:
         records.say(f"warning: {reason}")
     if done != beginning.done:
@@ -198,6 +199,7 @@ def finish(made: Session, records: Records, loop: Loop | None, ending: MaxTextEr
         ending = _first(records, ending, lambda: farewell(made, records, loop))
     records.ledger.enter("save")
     ending = _first(records, ending, records.store.close)
+    faults.point("finish.saved")
     records.ledger.finish(ending.id if ending else "complete")
     if loop is not None and loop.done:
         records.say(report.data(made.train.summary(loop.done), made.train.bad))
