@@ -3,7 +3,8 @@
     python -m benchmarks.kill_storm [rounds=20] [seed=0] [out=docs/reliability.md]
 
 Each round starts the same toy run in the same folder and ends it by SIGKILL, at one of the named places
-(`MaxText.faults`) or at a random moment; some rounds then flip a byte of a checkpoint, cut one of its files, or remove one. After each:
+(`MaxText.faults`) or at a random moment; some rounds then flip a byte of a checkpoint, cut one of its files, or remove
+one. After each:
 
 1. the checkpoint that was newest and complete before is still there, intact, or its damage is found, by name;
 2. the next start resumes from it (from the one before it, where it was damaged);
@@ -29,6 +30,7 @@ from pathlib import Path
 
 from MaxText import faults
 from MaxText.checkpoint import Store
+from MaxText.errors import StorageError
 
 ROOT = Path(__file__).parents[1]
 STEPS, PERIOD = 40, 4
@@ -113,16 +115,28 @@ class Storm:
 
     def judge_left(self, number: int, *, complete: bool) -> None:
         """What is on the disk now."""
-        steps = Store(self.run / "checkpoints").steps()
-        newest = steps[-1] if steps else None
+        store = Store(self.run / "checkpoints")
+        intact = [step for step in store.steps() if self.is_intact(store, step)]
+        newest = intact[-1] if intact else None
         if self.durable is not None and (newest is None or newest < self.durable):
             self.lose(number, f"the newest step is {newest}, and {self.durable} was durable")
-        self.durable, self.damaged = newest, None
+        self.durable = newest
+        if spoiled := [step for step in store.steps() if step not in intact and step != self.damaged]:
+            self.lose(number, f"steps {spoiled} are damaged, and nobody has touched them")
+        self.damaged = self.damaged if self.damaged not in intact else None
         metrics = self.run / "metrics.jsonl"
         written = records(self.run) if metrics.exists() else []
         wanted = self.reference if complete else [one for one in self.reference if one in written]
         if written != wanted:
             self.lose(number, f"the metrics differ: {[one for one in written if one not in self.reference][:3]}")
+
+    def is_intact(self, store: Store, step: int) -> bool:
+        """Whether every byte is as it was saved."""
+        try:
+            store.verify(step)
+        except StorageError:
+            return False
+        return True
 
     def damage(self) -> None:
         """Change a file of the newest checkpoint, if there is another to fall back on."""
@@ -170,9 +184,11 @@ def table(made: Storm, rounds: int, seed: int, seconds: float) -> str:
     return f"""# Reliability
 
 Made by `python -m benchmarks.kill_storm rounds={rounds} seed={seed} out=docs/reliability.md`,
-{time.strftime("%Y-%m-%d")}, in {seconds:.0f} s: a toy run of {STEPS} steps that saves every {PERIOD}, killed by SIGKILL at named places and random
-moments, its checkpoints damaged between starts. After each start and end: nothing that was durable is lost, damage is
-found, and every line of the metrics equals the unbroken run's to the bit.
+{time.strftime("%Y-%m-%d")}, in {seconds:.0f} s.
+
+A toy run of {STEPS} steps that saves every {PERIOD}, ended by SIGKILL at named places (`MaxText/faults.py`) and at
+random moments, its newest checkpoint damaged between some of the starts. After each start and each end: what was
+durable is there, damage is found and passed over, and every line of the metrics equals the unbroken run's to the bit.
 
 **{rounds} rounds, {made.counts["kills"]} kills, {sum(made.counts[how] for how in DAMAGES)} damaged files:
 losses = {len(made.losses)}.**

@@ -62,6 +62,10 @@ class Store:
         self._reported = False
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint") if asynchronous else None
 
+    def elsewhere(self, folder: Path) -> Store:
+        """Another store, to read from, with the same processes."""
+        return Store(folder, asynchronous=False, group=self._group)
+
     # --- reading
 
     def steps(self) -> list[int]:
