@@ -80,6 +80,7 @@ def plan(cfg: Any, hardware: Hardware, plan: Plan, dtype_reason: str) -> list[tu
         ("mesh", _mesh(plan, hardware)),
         ("compute", f"{cfg.dtype}: {dtype_reason}; weights {cfg.weight_dtype}, remat {cfg.remat_policy}"),
         ("batch", _batch(cfg, plan)),
+        *([("pipeline", plan.pipeline.describe())] if plan.pipeline else []),
         *(("note", note) for note in plan.notes),
     ]
 

@@ -52,6 +52,7 @@ def walk(cfg: Any, group: Group | None = None) -> None:
         store = Store(
             cfg.run_folder / "checkpoints",
             keep=cfg.max_num_checkpoints_to_keep,
+            keep_period=cfg.checkpoint_keep_period or None,
             asynchronous=cfg.async_checkpointing,
             group=group,
         )

@@ -30,7 +30,8 @@ class Store:
     - A step exists when its manifest does, which is written last. What a killed save leaves is ignored, and removed
       when the next save begins.
     - Arrays are stored whole, without a trace of the mesh; checksums are verified when they are restored.
-    - At most `keep` steps are kept (None: all). Older ones go only after a newer one is durable and read back.
+    - The newest `keep` steps are kept (None: all), and of the older ones the multiples of `keep_period`. The others go
+      only after a newer one is durable and read back.
     - With `asynchronous`, `save` returns once the arrays are copied to host memory; a thread does the rest. Its
       failure is raised by the next `check`, `save`, `wait` or `close`.
     - One process at a time may write: it holds a lock on `<folder>/.lock`.
@@ -39,14 +40,20 @@ class Store:
     """
 
     def __init__(
-        self, folder: Path, *, keep: int | None = None, asynchronous: bool = True, group: Group | None = None
+        self,
+        folder: Path,
+        *,
+        keep: int | None = None,
+        keep_period: int | None = None,
+        asynchronous: bool = True,
+        group: Group | None = None,
     ) -> None:
         """Nothing is read or created yet; `keep` is at least 1. `group`: the processes that save and restore together,
         each calling `prepare`, `save`, `restore` and `restore_newest` at the same point."""
         if keep is not None and keep < 1:
             raise ValueError(f"keep={keep}: the newest checkpoint is always kept")
         self.folder = folder.absolute()
-        self._keep, self._group = keep, group or Alone()
+        self._keep, self._keep_period, self._group = keep, keep_period, group or Alone()
         self._damaged: set[int] = set()
         self._buffers: dict[str, Any] = {}
         self._lock: IO[str] | None = None
@@ -75,9 +82,10 @@ class Store:
 
         Raises StorageError: "checkpoint.no-step".
         """
-        return self._manifest(step).as_dict()
+        return self.read_manifest(step).as_dict()
 
-    def _manifest(self, step: int) -> Manifest:
+    def read_manifest(self, step: int) -> Manifest:
+        """The same as a record. Raises as `manifest`."""
         try:
             if step in self._damaged:
                 raise Invalid("it is damaged")
@@ -91,12 +99,12 @@ class Store:
 
     def verify(self, step: int) -> None:
         """Read every file of `step`; raise StorageError ("checkpoint.damaged") naming those that have changed."""
-        if problems := manifest.differences(self._path(step), self._manifest(step)):
+        if problems := manifest.differences(self._path(step), self.read_manifest(step)):
             raise manifest.damaged(self._path(step), problems)
 
     def require_fit(self, step: int, target: Any) -> None:
         """Raise StorageError ("checkpoint.unfit", with a table) unless `step` has `target`'s arrays. Reads none."""
-        tree.require_fit(self._manifest(step).leaves, tree.named_leaves(target), f"checkpoint {self._path(step)}")
+        tree.require_fit(self.read_manifest(step).leaves, tree.named_leaves(target), f"checkpoint {self._path(step)}")
 
     def restore(self, step: int, target: Any, *, verify: bool = True) -> Any:
         """Return the state of `step` in the structure and shardings of `target`.
@@ -111,7 +119,7 @@ class Store:
         """
         import jax
 
-        saved = self._manifest(step)
+        saved = self.read_manifest(step)
         wanted = tree.named_leaves(target)
         tree.require_fit(saved.leaves, wanted, f"checkpoint {self._path(step)}")
         if self._group.count > 1 or not all(leaf.crc for leaf in saved.leaves.values()):
@@ -321,7 +329,7 @@ class Store:
             arrays.require_read_back(files, sizes, {chunks[name]: crc for name, crc in pending.items()})
             leaves = {name: tree.Leaf(array.shape, array.dtype.name, crcs[name]) for name, array in host.items()}
             manifest.write(path, Manifest(step, leaves, files, meta, arrays.versions(), _now()))
-            self._prune()
+            self.prune()
 
     def _write_together(
         self, described: dict[str, shards.Description], step: int, pieces: arrays.Host, meta: dict[str, Any]
@@ -334,7 +342,7 @@ class Store:
             disk.require_room(self.folder, nbytes)
 
         with self._writing(step, nbytes):
-            together.write(self._group, self._path(step), step, begin, described, pieces, meta, _now, self._prune)
+            together.write(self._group, self._path(step), step, begin, described, pieces, meta, _now, self.prune)
 
     def _clean(self) -> None:
         """Remove what dead saves left, move aside what is damaged."""
@@ -350,11 +358,14 @@ class Store:
             self._path(old).rename(aside)
             self._damaged.discard(old)
 
-    def _prune(self) -> None:
-        """Delete the oldest steps beyond `keep`. First the manifest: a half-deleted step does not exist."""
-        if self._keep is None:
-            return
-        for step in self.steps()[: -self._keep]:
+    def superseded(self) -> list[int]:
+        """The steps that are neither among the newest `keep` nor multiples of `keep_period`, ascending."""
+        older = self.steps()[: -self._keep] if self._keep is not None else []
+        return [step for step in older if not (self._keep_period and step % self._keep_period == 0)]
+
+    def prune(self) -> None:
+        """Delete what is superseded. First the manifest: a half-deleted step does not exist."""
+        for step in self.superseded():
             (self._path(step) / manifest.NAME).unlink()
             shutil.rmtree(self._path(step))
 

@@ -84,7 +84,7 @@ class Reader:
         """Raises StorageError: "checkpoint.no-step"; "checkpoint.damaged" where a file has another length."""
         store = Store(folder.absolute().parent)
         self._folder, self._prefix = folder, prefix
-        self._manifest = store._manifest(int(folder.name))
+        self._manifest = store.read_manifest(int(folder.name))
         if problems := manifest.differences(folder, self._manifest, contents_up_to=0):
             raise manifest.damaged(folder, problems)
         self.meta: dict[str, Any] = self._manifest.meta

@@ -88,9 +88,9 @@ _BY_SENTENCE: dict[str, str] = {
     "the order of devices is the planner's; leave it out": "allow_split_physical_axes optimize_mesh_for_tpu_v6e",
     "sharding is always explicit (Shardy); leave it out": "shard_mode shardy",
     "the planner refuses what it cannot shard; plan_only=true shows it": "sharding_tolerance",
-    "pipelining has no settings beside ici_pipeline_parallelism": """
-        num_layers_per_pipeline_stage num_pipeline_repeats pipeline_* num_pipeline_microbatches scan_pipeline_*
-        scan_layers_per_stage set_remat_policy_on_*""",
+    "a pipeline scans its iterations, gathers weights in each, and keeps what remat_policy says": """
+        pipeline_delay_activation_forwarding pipeline_fsdp_* scan_pipeline_* scan_layers_per_stage
+        set_remat_policy_on_*""",
     "of a feed-forward with one branch use mlpwi_0": "mlpwi",
     "projections are kept apart: query_proj, key_proj, value_proj": "qkv_proj",
     "use query_proj and kv_proj": "mla_q mla_kv",

@@ -250,6 +250,21 @@ RULES.append(
 )
 
 
+# checkpoint
+
+
+@rule("config.keep-period")
+def kept_steps_are_saved(checkpoint_keep_period: int, checkpoint_period: int) -> str | None:
+    """checkpoint_keep_period is a multiple of checkpoint_period."""
+    rest = checkpoint_keep_period % checkpoint_period
+    if not rest:
+        return None
+    return (
+        f"only multiples of {checkpoint_period} are saved; the nearest is "
+        f"{max(checkpoint_period, checkpoint_keep_period - rest)}"
+    )
+
+
 # optimizer, profiler
 
 

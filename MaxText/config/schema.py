@@ -232,6 +232,18 @@ class Mesh(Group):
     context_parallel_load_balance: bool = key(
         True, "give each shard an early and a late part of the row (not for ulysses)"
     )
+    num_layers_per_pipeline_stage: SizeOrMinusOne = key(
+        -1, "layers of a stage in a repeat; -1 = as num_pipeline_repeats asks, or one layer pattern"
+    )
+    num_pipeline_repeats: SizeOrMinusOne = key(
+        -1, "how often a microbatch passes all stages; -1 = as the layers ask; between slices once"
+    )
+    pipeline_parallel_layers: SizeOrMinusOne = key(
+        -1, "layers that are pipelined, the rest follow; -1 = all of the largest segment"
+    )
+    num_pipeline_microbatches: SizeOrMinusOne = key(
+        -1, "microbatches of the pipeline, a multiple of its stages; -1 = one each"
+    )
     num_slices: SizeOrMinusOne = key(-1, "slices; -1 = as many as there are")
     logical_axis_rules: Texts = key(
         (), "rows dim=axis+axis in place of the planner's, such as embed=fsdp; dim= keeps a dim whole"
@@ -303,6 +315,7 @@ class Checkpoint(Group):
     max_num_checkpoints_to_keep: int | None = key(
         3, "older ones are deleted once a newer is verified; none = all", ge=1
     )
+    checkpoint_keep_period: Count = key(0, "but those after a multiple of so many steps are kept for good; 0 = none")
 
 
 class EvalAndMetrics(Group):

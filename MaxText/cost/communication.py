@@ -16,7 +16,7 @@ from MaxText.catalogue import Slice
 from MaxText.cost import torus
 from MaxText.cost.sizes import BYTES, Layers, Sizes, used
 from MaxText.cost.work import expert_rows, redone
-from MaxText.layout import Layout
+from MaxText.layout import STAGE_LAYERS, Layout
 from MaxText.planner import Plan
 
 Kind = Literal["all-gather", "reduce-scatter", "all-reduce", "all-to-all", "permute"]
@@ -76,15 +76,17 @@ def of_weights(tree: blueprint.Blueprint, count: int, layout: Layout, cfg: Any) 
     summed: dict[tuple[str, ...], float] = defaultdict(float)
     batch = (*layout.axes("activation_batch"), *layout.axes("activation_length"))
     for _, param in blueprint.leaves(tree):
-        own = tuple(axis for dim in param.axes for axis in layout.axes(dim))
+        split = dict(enumerate(layout.split(param.axes)))
+        stages = split.pop(0) if param.axes[:1] == (STAGE_LAYERS,) else ()  # never gathered
+        own = tuple(axis for axes in split.values() for axis in axes)
         zero = tuple(axis for axis in own if axis in layout.gathered)
-        whole = param.size / count / math.prod(layout.ways(dim) for dim in param.axes)
+        whole = param.size / count / math.prod(layout.size(axis) for axis in own)
         whole *= math.prod(dict(layout.sizes)[axis] for axis in zero)
         stored = param.dtype(cfg.weight_dtype).itemsize
         if zero:
             gathered[zero][0] += whole * BYTES[cfg.dtype]
             gathered[zero][1] += whole * stored
-        rest = tuple(axis for axis in batch if axis not in own)
+        rest = tuple(axis for axis in batch if axis not in (*own, *stages))
         if rest:
             share = math.prod(dict(layout.sizes)[axis] for axis in zero)
             summed[rest] += whole / share * stored

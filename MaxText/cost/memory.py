@@ -113,10 +113,10 @@ def forecast(cfg: Any, plan: Plan, platform: str) -> Memory:
     backward pass of the largest layer: its gathered weights, what it computes again, and its workspace."""
     size, layout = sizes(cfg, plan), plan.layout
     everything = layers(cfg, plan.tree)
-    stages = plan.mesh_shape["pipeline"]
     kept = {one.path: saved(cfg, one, layout, size, flash(cfg, platform, one.spec)) for one in everything}
-    by_layer = {one.path: one.count / stages * kept[one.path][0] for one in everything}
-    host = sum(one.count / stages * kept[one.path][1] for one in everything)
+    times = {one.path: one.count * _idle_too(plan, one.path) for one in everything}
+    by_layer = {path: times[path] * kept[path][0] for path in times}
+    host = sum(times[path] * kept[path][1] for path in times)
     logits = _logits(cfg, layout, size)
     experts = max((_experts(cfg, one.spec, layout, size) for one in everything if one.spec.experts), default=0.0)
     layer = max(_layer(cfg, one, layout, size, flash(cfg, platform, one.spec)) for one in everything)
@@ -132,6 +132,12 @@ def forecast(cfg: Any, plan: Plan, platform: str) -> Memory:
         host=host,
         saved_by_layer=by_layer,
     )
+
+
+def _idle_too(plan: Plan, path: str) -> float:
+    """A stage of the pipeline holds P times fewer layers, of P times more tokens; it keeps its idle iterations too."""
+    schedule = plan.pipeline
+    return 1 / (1 - schedule.bubble) if schedule and path.startswith(f"decoder/{schedule.segment.name}/") else 1.0
 
 
 def _gradients(cfg: Any, plan: Plan) -> float:

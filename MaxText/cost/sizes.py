@@ -62,7 +62,7 @@ def layers(cfg: Any, tree: blueprint.Blueprint) -> list[Layers]:
 def pieces(tree: blueprint.Blueprint, layout: Layout) -> Iterator[tuple[str, blueprint.Param, float]]:
     """(path, parameter, numbers of it on one device)."""
     for path, param in blueprint.leaves(tree):
-        yield path, param, param.size / math.prod(layout.ways(dim) for dim in param.axes)
+        yield path, param, param.size / math.prod(layout.pieces(param.axes))
 
 
 def per_device(tree: blueprint.Blueprint, layout: Layout, dtype: str) -> float:

@@ -110,7 +110,7 @@ def _traffic(transfers: Sequence[Transfer], links: Links, way: str) -> dict[str,
 def ideal(cfg: Any, plan: Plan, where: Slice) -> Step:
     """What a step of the plan would take at the catalogue's rates, pass by pass."""
     size, links, layout = sizes(cfg, plan), Links.of(where, plan), plan.layout
-    stages, parts = plan.mesh_shape["pipeline"], where.chip.devices_per_chip
+    parts = where.chip.devices_per_chip
     passes = []
     for one in layers(cfg, plan.tree):
         ops = work.of_layer(cfg, one.spec, layout, size, memory.flash(cfg, where.chip.platform, one.spec))
@@ -119,7 +119,7 @@ def ideal(cfg: Any, plan: Plan, where: Slice) -> Step:
         passes += [
             Pass(
                 f"{one.path} {way}",
-                plan.microbatches * one.count / stages,
+                plan.microbatches * one.count,
                 **_work(ops, where, cfg.dtype, way),
                 **_traffic(transfers, links, way),
                 host=host,
@@ -152,8 +152,8 @@ def _updated(cfg: Any, plan: Plan) -> float:
 
 
 def _bubble(cfg: Any, plan: Plan) -> float:
-    stages = plan.mesh_shape["pipeline"]
-    return (stages - 1) / stages if stages > 1 else 0.0
+    schedule = plan.pipeline
+    return schedule.bubble / (1 - schedule.bubble) if schedule else 0.0
 
 
 def seconds(step: Step, e: Efficiency) -> Seconds:

@@ -8,7 +8,7 @@ from typing import Any
 _SHOWN = 6  # differing entries of one list
 
 
-def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+def differences(before: Mapping[str, Any], now: Mapping[str, Any], where: str = "in the checkpoint") -> list[str]:
     """A line for each part of the recipe that makes other batches; of lists, the entries that differ.
 
     Documents may be added to the quarantine: they keep their place and only train nothing from then on.
@@ -20,7 +20,7 @@ def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
             continue
         if isinstance(old, list) and isinstance(new, list):
             old, new = _only(old, new), _only(new, old)
-        lines.append(f"{key}: {_show(old)} in the checkpoint, {_show(new)} now")
+        lines.append(f"{key}: {_show(old)} {where}, {_show(new)} now")
     return lines
 
 

@@ -194,7 +194,6 @@ def recipe_fingerprint(cfg: Config, tokenizer: Tokenizer, found: list[Source], s
         "column": options["column"] if options["column"] != "text" else None,
         "ids": options["ids"] or None,
         "held_out_every": cfg.held_out_every or None,
-        "bad_documents": cfg.bad_documents if cfg.bad_documents != "refuse" else None,
     }
     return seen | {key: value for key, value in changed.items() if value is not None}
 

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from MaxText.data import corpus, opening, packing, prepared, recipe, rows
+from MaxText.data.continuing import differences
 from MaxText.data.corpus import Corpus, Part, Words
 from MaxText.data.dataset import Split
 from MaxText.data.progress import Progress
@@ -106,14 +107,20 @@ def _facts(cfg: Config, tokenizer: Tokenizer, sources: dict[Split, list[Source]]
 
 
 def _require_same(out: Path, before: dict[str, Any], now: dict[str, Any]) -> None:
-    now = json.loads(json.dumps(now))
-    different = [key for key in now if before.get(key) != now[key]]
-    if different:
-        table = "\n".join(f"  {key}: {before.get(key)} there, {now[key]} now" for key in different)
+    before, now = (_flat(json.loads(json.dumps(facts))) for facts in (before, now))
+    lines = differences(before, now, "there")
+    if lines:
+        table = "\n".join(f"  {line}" for line in lines)
         raise ConfigError(
             f"out={out} holds rows of another recipe:\n{table}\nChoose another folder, or remove this one.",
             id="data.prepare-other",
         )
+
+
+def _flat(facts: dict[str, Any]) -> dict[str, Any]:
+    """The recipes of the splits key by key."""
+    recipes = facts.pop("recipe", None) or {}
+    return facts | {f"{split} {key}": value for split, one in recipes.items() for key, value in one.items()}
 
 
 def _names(sources: dict[Split, list[Source]]) -> dict[Unit, str]:

@@ -292,7 +292,6 @@ def open_stream(cfg: Config, tokenizer: Tokenizer, global_batch: int) -> StreamD
         "add_bos": cfg.add_bos,
         "add_eos": cfg.add_eos,
         "column": cfg.train_data_columns[0],
-        "bad_documents": cfg.bad_documents,
     }
     return StreamDataset(
         source=f"hf: {cfg.hf_path}, streamed",

@@ -102,8 +102,10 @@ BROKEN = {
         {"lr_schedule_type": "wsd", "warmup_steps_fraction": 0.5, "wsd_decay_steps_fraction": 0.6}
     ],
     "config.profiler-window": [{"profiler": "xplane", "steps": 5}],
+    "config.keep-period": [{"checkpoint_period": 200, "checkpoint_keep_period": 300}],
 }
 LEGAL = [
+    {"checkpoint_period": 100, "checkpoint_keep_period": 300},
     {},
     {"run_name": "my run-1.β"},
     {"steps": -1, "learning_rate_schedule_steps": 7},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import zlib
 from collections.abc import Iterator
@@ -26,7 +27,12 @@ def read(unit: Unit) -> Iterator[Item]:
     yield Item(content)
 
 
-def unpacked(path: str) -> BinaryIO:
+@contextlib.contextmanager
+def unpacked(path: str) -> Iterator[BinaryIO]:
     """The file, unpacked where its name ends in .gz."""
-    file = open_binary(path)
-    return cast(BinaryIO, gzip.GzipFile(fileobj=file)) if path.lower().endswith(".gz") else file
+    with open_binary(path) as file:
+        if not path.lower().endswith(".gz"):
+            yield file
+            return
+        with gzip.GzipFile(fileobj=file) as inner:
+            yield cast(BinaryIO, inner)
