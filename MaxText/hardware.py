@@ -134,6 +134,7 @@ def _measured_cpu(devices: int) -> catalogue.Chip:
         chips_per_host=1,
         devices_per_chip=devices,
         matrix_unit=1,
+        matmul_share=1.0,
         naming="chips",
         dims=1,
         largest=1,

@@ -119,6 +119,7 @@ class Records:
         own = self._signals.requested
         return self.group.poll(own.name if own else None)
 
-    def checkpoint_meta(self, done: int) -> dict[str, Any]:
-        """What a checkpoint says of itself beside its arrays."""
-        return {**self._meta, "steps_done": done}
+    def checkpoint_meta(self, done: int, data_state: dict[str, Any] | None) -> dict[str, Any]:
+        """What a checkpoint says of itself beside its arrays. data_state: where a stream stands."""
+        place = {} if data_state is None else {"data_state": data_state}
+        return {**self._meta, "steps_done": done, **place}

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 
 from MaxText import flops, optimizer
-from MaxText.data import Dataset
+from MaxText.data import Train
 from MaxText.hardware import Hardware
 from MaxText.planner import Plan
 from MaxText.session import Session
@@ -60,7 +60,7 @@ def _batch(cfg: Any, plan: Plan) -> str:
     )
 
 
-def _data(cfg: Any, train: Dataset, tokenizer_name: str) -> str:
+def _data(cfg: Any, train: Train, tokenizer_name: str) -> str:
     epochs = f", {cfg.steps * train.global_batch / train.rows:.2f} epochs" if train.rows else ""
     tokens = f", {train.tokens:,} tokens" if train.tokens else ""
     return f"{train.source}{tokens}{epochs}; tokenizer {tokenizer_name}"
@@ -73,20 +73,16 @@ def _rows(rows: list[tuple[str, str]]) -> str:
 
 
 def plan(cfg: Any, hardware: Hardware, plan: Plan, dtype_reason: str) -> list[tuple[str, str]]:
-    """What the planner decided, for the start screen and `plan_only=true`."""
+    """What the planner decided, for the start screen."""
     return [
         ("model", _model(cfg, plan)),
         ("hardware", f"{hardware.devices} x {hardware.kind}"),
         ("mesh", _mesh(plan, hardware)),
         ("compute", f"{cfg.dtype}: {dtype_reason}; weights {cfg.weight_dtype}, remat {cfg.remat_policy}"),
         ("batch", _batch(cfg, plan)),
+        *([("pipeline", plan.pipeline.describe())] if plan.pipeline else []),
         *(("note", note) for note in plan.notes),
     ]
-
-
-def plan_only(made: Session) -> str:
-    """The plan alone."""
-    return _rows(plan(made.cfg, made.hardware, made.plan, made.dtype_reason))
 
 
 def start(made: Session, done: int, resumed: bool, notes: list[str]) -> str:

@@ -11,7 +11,7 @@ import numpy as np
 import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from MaxText import data, decoder, hardware, optimizer, planner, state, step, tokenizer
+from MaxText import data, decoder, forecast, hardware, optimizer, planner, state, step, tokenizer
 from MaxText.errors import DataError
 from MaxText.layout import Layout
 from MaxText.processes import Alone, Group
@@ -41,7 +41,7 @@ class Session:
     plan: planner.Plan
     mesh: Mesh
     tokenizer: Any
-    train: data.Dataset
+    train: data.Train
     evaluation: data.Dataset | None
     tx: optax.GradientTransformation
 
@@ -59,7 +59,7 @@ class Session:
         """This process's rows of the evaluation data."""
         return self._share(self.evaluation, 1) if self.evaluation else None
 
-    def _share(self, dataset: data.Dataset, microbatches: int) -> Share:
+    def _share(self, dataset: data.Train, microbatches: int) -> Share:
         return Share(dataset, _part(self.mesh, self.plan, microbatches, dataset.global_batch, dataset.length))
 
     def as_stored(self, now: TrainState) -> TrainState:
@@ -136,9 +136,7 @@ class Session:
 
         return jax.jit(evaluate).lower(self.state_type.params, batch).compile()
 
-    def _batch_type(
-        self, dataset: data.Dataset, shape: tuple[int, ...], dims: tuple[str | None, ...]
-    ) -> dict[str, Any]:
+    def _batch_type(self, dataset: data.Train, shape: tuple[int, ...], dims: tuple[str | None, ...]) -> dict[str, Any]:
         one = jax.ShapeDtypeStruct(shape, np.int32, sharding=NamedSharding(self.mesh, self.layout.spec(dims)))
         return dict.fromkeys(step.BATCH_KEYS, one)
 
@@ -152,10 +150,11 @@ def prepare(cfg: Any, group: Group | None = None) -> Session:
     cfg, dtype_reason = hardware.resolve(cfg, found)
     tree = decoder.declare(cfg)
     plan = planner.make(cfg, tree, found)
+    forecast.require_room(forecast.of_plan(cfg, found, plan))
     words = tokenizer.make(cfg)
-    train = data.open_split(cfg, words, "train", plan.global_batch_size)
+    train = data.open_train(cfg, words, plan.global_batch_size)
     data.check_enough(train, cfg.steps)
-    evaluation = data.open_split(cfg, words, "eval", plan.eval_batch_size) if cfg.eval_files else None
+    evaluation = data.open_split(cfg, words, "eval", plan.eval_batch_size) if data.has_eval(cfg) else None
     if evaluation and cfg.eval_steps > 0:
         data.check_enough(evaluation, cfg.eval_steps)
     mesh = planner.build_mesh(plan, jax.devices())
@@ -165,7 +164,7 @@ def prepare(cfg: Any, group: Group | None = None) -> Session:
     )
 
 
-def _require_same(group: Group, cfg: Any, train: data.Dataset, evaluation: data.Dataset | None) -> None:
+def _require_same(group: Group, cfg: Any, train: data.Train, evaluation: data.Dataset | None) -> None:
     """What each process found on its own host: the type of its arithmetic, and the text in its files."""
     found = {"dtype": cfg.dtype} | {f"train {key}": value for key, value in train.fingerprint.items()}
     if evaluation:

@@ -14,7 +14,7 @@ import numpy as np
 from jax.sharding import NamedSharding
 
 from MaxText import sequence
-from MaxText.data import Dataset
+from MaxText.data import Train
 
 Index = tuple[slice, ...]
 
@@ -71,7 +71,7 @@ class Part:
 class Share:
     """A dataset seen from one process: `batch(step)` has this process's rows only, in any number of processes."""
 
-    dataset: Dataset
+    dataset: Train
     part: Part
 
     def batch(self, step: int) -> dict[str, np.ndarray]:

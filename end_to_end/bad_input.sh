@@ -15,6 +15,10 @@ mkdir -p "$out/poison" "$out/text"
 echo 'raise SystemExit("JAX was imported before the configuration was valid")' >"$out/poison/jax.py"
 : >"$out/text/empty.txt"
 printf 'A short text, far too short for six hundred steps.\n' >"$out/text/short.txt"
+printf '{"text": "a"}\n{"text": "caf\351"}\n' >"$out/text/latin.jsonl"
+printf '{"txt": "a"}\n' >"$out/text/column.jsonl"
+printf '{"text": "some text"}\n' | gzip | head -c 20 >"$out/text/torn.jsonl.gz"
+printf '\n{"text": ""}\n' >"$out/text/nothing.jsonl"
 printf 'steps: 1e-3\n' >"$out/text/fraction.yml"
 printf 'steps: 3\nlearning_rate: 1e-3\nsteps: 5\n' >"$out/text/twice.yml"
 printf 'steps: [1\n' >"$out/text/torn.yml"
@@ -60,6 +64,9 @@ refuses 2 nonesuch model_name=nonesuch
 refuses 2 emb_dim emb_dim=64
 refuses 2 steps steps
 refuses 2 num_kv_heads base_num_query_heads=4 base_num_kv_heads=3
+refuses 2 max_target_length max_target_length=1
+refuses 2 mixture_weights "train_files=[a.txt,b.txt]" "mixture_weights=[0.7,0.2]"
+refuses 2 dataset_name dataset_type=tfds
 refuses 2 global_batch_size global_batch_size=10 gradient_accumulation_steps=4
 refuses 2 remat_policy steps=soon remat_policy=some # both at once
 M_STEPS=soon refuses 2 M_STEPS
@@ -78,6 +85,13 @@ refuses 3 tensor ici_tensor_parallelism=3 base_num_query_heads=4 num_cpu_devices
 refuses 4 nonesuch.txt "train_files=[$out/text/nonesuch.txt]"
 refuses 4 empty.txt "train_files=[$out/text/empty.txt]"
 refuses 4 vocab_size vocab_size=100
+refuses 4 'byte offset 27' "train_files=[$out/text/latin.jsonl]"
+refuses 4 'it has txt' "train_files=[$out/text/column.jsonl]"
+refuses 4 torn.jsonl.gz "train_files=[$out/text/torn.jsonl.gz]"
+refuses 4 'no document' "train_files=[$out/text/nothing.jsonl]"
+refuses 4 nonesuch.model tokenizer_type=sentencepiece "tokenizer_path=$out/text/nonesuch.model"
+refuses 4 'data prepare' dataset_type=prepared "dataset_path=$out/text"
+refuses 4 nonesuch.txt "quarantine=[nonesuch.txt]"
 refuses 5 steps "train_files=[$out/text/short.txt]" num_epoch=1
 
 # The disk: 7. A file where a folder should be stops root as well.
@@ -92,6 +106,59 @@ if mount -t tmpfs -o size=1m none "$out/full" 2>/dev/null; then
 else
   echo "left out: a full disk (no tmpfs can be mounted here)"
 fi
+
+# Weights: what is not there is 4, what is damaged or does not fit 7, what cannot be expressed or contradicts itself 2.
+verb() { # CODE WORD VERB ...: its output would be $out/runs
+  timeout 300 "$python" -m MaxText "${@:3}" >"$out/log" 2>"$out/err" </dev/null
+  verdict $? "$1" "$2" "${*:3}"
+}
+model() { # KEY=JSON ...: $out/model is a good model but for these keys of its config.json
+  rm -rf "$out/model"
+  cp -r tests/goldens/mixtral "$out/model"
+  "$python" - "$out/model/config.json" "$@" <<'PY'
+import json, sys
+path, *changes = sys.argv[1:]
+content = json.load(open(path))
+content.update((key, json.loads(value)) for key, value in (change.split("=", 1) for change in changes))
+json.dump(content, open(path, "w"))
+PY
+}
+PYTHONPATH="$out/poison" verb 2 cli.usage import nowhere
+PYTHONPATH="$out/poison" verb 2 "foo=3 (command line)" generate nowhere ids=1 foo=3
+verb 4 convert.no-source import "$out/nowhere" "$out/runs"
+verb 4 convert.unknown-source export "$out/text" "$out/runs"
+verb 4 convert.no-source recipe from-hf "$out/nowhere" "$out/runs"
+model
+verb 4 convert.no-source score "$out/model" "tokens=$out/nowhere.npy" "out=$out/runs"
+verb 4 score.array score "$out/model" "tokens=$out/text/short.txt" "out=$out/runs"
+verb 4 score.ids generate "$out/model" ids=96
+verb 4 convert.no-source generate "$out/nowhere" ids=1
+refuses 4 convert.no-source "load_parameters_path=$out/nowhere"
+refuses 7 "does not fit this model" "load_parameters_path=$out/model"
+model 'model_type="mamba"'
+verb 2 convert.unknown-family import "$out/model" "$out/runs"
+model 'quantization_config={"bits": 4}'
+verb 2 quantization_config import "$out/model" "$out/runs"
+model num_key_value_heads=3
+verb 2 config.heads import "$out/model" "$out/runs"
+model num_experts_per_tok=9
+verb 2 config.experts-per-token recipe from-hf "$out/model" "$out/runs"
+model vocab_size=128
+verb 7 model.embed_tokens.weight import "$out/model" "$out/runs"
+model num_hidden_layers=2
+verb 7 convert.unfit import "$out/model" "$out/runs"
+model
+truncate -s -100 "$out/model/model-00002-of-00003.safetensors"
+verb 7 convert.truncated import "$out/model" "$out/runs"
+truncate -s 5 "$out/model/model-00002-of-00003.safetensors"
+verb 7 convert.truncated export "$out/model" "$out/runs"
+rm "$out/model/model-00002-of-00003.safetensors"
+verb 7 convert.index import "$out/model" "$out/runs"
+echo '{' >"$out/model/model.safetensors.index.json"
+verb 7 convert.damaged import "$out/model" "$out/runs"
+printf 'GGUF\3\0\0\0' >"$out/short.gguf"
+verb 7 convert.truncated import "$out/short.gguf" "$out/runs"
+refuses 2 sliding_window_size 'layer_pattern=[global]' sliding_window_size=8
 
 # MaxText's 1e-3 without a dot, which YAML alone takes for text, is a number.
 printf 'base_config: %s\nlearning_rate: 1e-3\nplan_only: true\n' "$PWD/configs/base.yml" >"$out/text/good.yml"

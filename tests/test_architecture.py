@@ -17,9 +17,10 @@ PACKAGE = ROOT / "MaxText"
 
 # A room (a file or a folder of MaxText/) imports only from the rooms before it.
 ORDER = """
-    errors processes compat config catalogue hardware layout sequence blueprint architecture flops planner remat layers
-    decoder balance loss tokenizer data share evaluate optimizer state step checkpoint runtime metrics goodput report
-    records session screen resume loop generate convert walk train launch cli __main__
+    errors faults processes compat config catalogue hardware layout sequence blueprint architecture pipeline flops
+    planner remat cost layers decoder balance loss tokenizer data share evaluate optimizer state step runtime
+    forecast aot checkpoint metrics goodput report records session screen resume loop generate convert walk train
+    launch cli __main__
 """
 ROOMS = ORDER.split()
 
@@ -96,6 +97,12 @@ def mesh_words(source: str) -> list[str]:
     constants = (node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Constant))
     words = ((node.lineno, node.value) for node in constants if isinstance(node.value, str))
     return [f"line {line}: {word!r}" for line, word in words if word in MESH_AXES]
+
+
+def bare_walls(source: str) -> list[str]:
+    """Uses of `jax.shard_map`, whose body a pipeline would batch; `layout.shard_map` shows it one stage."""
+    nodes = (node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Attribute))
+    return [f"line {node.lineno}" for node in nodes if ast.unparse(node) == "jax.shard_map"]
 
 
 def version_branches(source: str) -> list[str]:
@@ -206,6 +213,12 @@ def test_importing_it_really_loads_nothing_heavy(module: str):
 
 def test_layers_know_no_mesh():
     check({path: mesh_words(path.read_text()) for path in MODULES if room_of(path) == "layers"})
+
+
+def test_walls_of_layers_are_those_of_the_layout():
+    check({path: bare_walls(path.read_text()) for path in MODULES if room_of(path) in ("layers", "sequence")})
+    assert len(bare_walls("y = jax.shard_map(f, in_specs=s, out_specs=s)(x)")) == 1
+    assert bare_walls("y = layout.shard_map(f, in_specs=s, out_specs=s)(x)") == []
 
 
 def test_only_compat_asks_for_the_version_of_jax():

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import json
 import os
 import shutil
 import time
-from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO, Any, Self
 
+from MaxText import faults
 from MaxText.checkpoint import arrays, disk, manifest, shards, together, tree
 from MaxText.checkpoint.manifest import Invalid, Manifest
 from MaxText.errors import StorageError
@@ -30,7 +29,8 @@ class Store:
     - A step exists when its manifest does, which is written last. What a killed save leaves is ignored, and removed
       when the next save begins.
     - Arrays are stored whole, without a trace of the mesh; checksums are verified when they are restored.
-    - At most `keep` steps are kept (None: all). Older ones go only after a newer one is durable and read back.
+    - The newest `keep` steps are kept (None: all), and of the older ones the multiples of `keep_period`. The others go
+      only after a newer one is durable and read back.
     - With `asynchronous`, `save` returns once the arrays are copied to host memory; a thread does the rest. Its
       failure is raised by the next `check`, `save`, `wait` or `close`.
     - One process at a time may write: it holds a lock on `<folder>/.lock`.
@@ -39,14 +39,20 @@ class Store:
     """
 
     def __init__(
-        self, folder: Path, *, keep: int | None = None, asynchronous: bool = True, group: Group | None = None
+        self,
+        folder: Path,
+        *,
+        keep: int | None = None,
+        keep_period: int | None = None,
+        asynchronous: bool = True,
+        group: Group | None = None,
     ) -> None:
         """Nothing is read or created yet; `keep` is at least 1. `group`: the processes that save and restore together,
         each calling `prepare`, `save`, `restore` and `restore_newest` at the same point."""
         if keep is not None and keep < 1:
             raise ValueError(f"keep={keep}: the newest checkpoint is always kept")
         self.folder = folder.absolute()
-        self._keep, self._group = keep, group or Alone()
+        self._keep, self._keep_period, self._group = keep, keep_period, group or Alone()
         self._damaged: set[int] = set()
         self._buffers: dict[str, Any] = {}
         self._lock: IO[str] | None = None
@@ -55,6 +61,10 @@ class Store:
         self._failure: StorageError | None = None
         self._reported = False
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint") if asynchronous else None
+
+    def elsewhere(self, folder: Path) -> Store:
+        """Another store, to read from, with the same processes."""
+        return Store(folder, asynchronous=False, group=self._group)
 
     # --- reading
 
@@ -75,9 +85,10 @@ class Store:
 
         Raises StorageError: "checkpoint.no-step".
         """
-        return self._manifest(step).as_dict()
+        return self.read_manifest(step).as_dict()
 
-    def _manifest(self, step: int) -> Manifest:
+    def read_manifest(self, step: int) -> Manifest:
+        """The same as a record. Raises as `manifest`."""
         try:
             if step in self._damaged:
                 raise Invalid("it is damaged")
@@ -91,12 +102,12 @@ class Store:
 
     def verify(self, step: int) -> None:
         """Read every file of `step`; raise StorageError ("checkpoint.damaged") naming those that have changed."""
-        if problems := manifest.differences(self._path(step), self._manifest(step)):
+        if problems := manifest.differences(self._path(step), self.read_manifest(step)):
             raise manifest.damaged(self._path(step), problems)
 
     def require_fit(self, step: int, target: Any) -> None:
         """Raise StorageError ("checkpoint.unfit", with a table) unless `step` has `target`'s arrays. Reads none."""
-        tree.require_fit(self._manifest(step).leaves, tree.named_leaves(target), f"checkpoint {self._path(step)}")
+        tree.require_fit(self.read_manifest(step).leaves, tree.named_leaves(target), f"checkpoint {self._path(step)}")
 
     def restore(self, step: int, target: Any, *, verify: bool = True) -> Any:
         """Return the state of `step` in the structure and shardings of `target`.
@@ -111,7 +122,8 @@ class Store:
         """
         import jax
 
-        saved = self._manifest(step)
+        saved = self.read_manifest(step)
+        faults.point("restore.begun")
         wanted = tree.named_leaves(target)
         tree.require_fit(saved.leaves, wanted, f"checkpoint {self._path(step)}")
         if self._group.count > 1 or not all(leaf.crc for leaf in saved.leaves.values()):
@@ -119,6 +131,7 @@ class Store:
             placed = together.restore(self._group, self._path(step), read)
             return jax.tree.unflatten(jax.tree.structure(target), placed)
         host = self._read(step, saved)
+        faults.point("restore.read")
         crcs = arrays.start_checksums(host) if verify else {}  # while the arrays go to the devices
         placed = arrays.to_devices(host, wanted)
         self._compare(step, saved, {name: crc.result() for name, crc in crcs.items()})
@@ -221,7 +234,7 @@ class Store:
                 "Update it, or use another run_name.",
                 id="checkpoint.newer-format",
             )
-        with self._writing():
+        with disk.writing(self.folder):
             together.in_all(self._group, "checkpoint folder", self._open, primary_only=True)
             if self._group.count > 1:
                 together.require_shared(self._group, self.folder)
@@ -306,13 +319,17 @@ class Store:
         """Everything after the host copy. In this order: state, its durability, manifest, then what may go."""
         path = self._path(step)
         nbytes = sum(array.nbytes for array in host.values())
-        with self._writing(step, nbytes):
+        with disk.writing(self.folder, step, nbytes):
+            faults.point("save.begun")
             self._clean()
             disk.require_room(self.folder, nbytes)
             path.mkdir()
+            faults.point("save.folder")
             pending = arrays.start_checksums(host)  # of what was copied, not of what was written
             arrays.write(path / _STATE, host)
+            faults.point("save.state")
             files = manifest.survey(path)
+            faults.point("save.surveyed")
             manifest.sync_folder(self.folder)
             crcs = {name: crc.result() for name, crc in pending.items()}
             # An array of one chunk is stored as its bytes.
@@ -321,7 +338,7 @@ class Store:
             arrays.require_read_back(files, sizes, {chunks[name]: crc for name, crc in pending.items()})
             leaves = {name: tree.Leaf(array.shape, array.dtype.name, crcs[name]) for name, array in host.items()}
             manifest.write(path, Manifest(step, leaves, files, meta, arrays.versions(), _now()))
-            self._prune()
+            self.prune()
 
     def _write_together(
         self, described: dict[str, shards.Description], step: int, pieces: arrays.Host, meta: dict[str, Any]
@@ -333,8 +350,8 @@ class Store:
             self._clean()
             disk.require_room(self.folder, nbytes)
 
-        with self._writing(step, nbytes):
-            together.write(self._group, self._path(step), step, begin, described, pieces, meta, _now, self._prune)
+        with disk.writing(self.folder, step, nbytes):
+            together.write(self._group, self._path(step), step, begin, described, pieces, meta, _now, self.prune)
 
     def _clean(self) -> None:
         """Remove what dead saves left, move aside what is damaged."""
@@ -350,34 +367,18 @@ class Store:
             self._path(old).rename(aside)
             self._damaged.discard(old)
 
-    def _prune(self) -> None:
-        """Delete the oldest steps beyond `keep`. First the manifest: a half-deleted step does not exist."""
-        if self._keep is None:
-            return
-        for step in self.steps()[: -self._keep]:
-            (self._path(step) / manifest.NAME).unlink()
-            shutil.rmtree(self._path(step))
+    def superseded(self) -> list[int]:
+        """The steps that are neither among the newest `keep` nor multiples of `keep_period`, ascending."""
+        older = self.steps()[: -self._keep] if self._keep is not None else []
+        return [step for step in older if not (self._keep_period and step % self._keep_period == 0)]
 
-    @contextlib.contextmanager
-    def _writing(self, step: int | None = None, nbytes: int = 0) -> Iterator[None]:
-        """Turn what goes wrong into a StorageError with the numbers."""
-        try:
-            yield
-        except StorageError:
-            raise
-        except Exception as error:
-            if step is None:
-                raise StorageError(
-                    f"checkpoints cannot be written to {self.folder}: {disk.cause(error)}. "
-                    "Set base_output_directory to a place that can, or enable_checkpointing=false.",
-                    id="checkpoint.not-writable",
-                ) from error
-            raise StorageError(
-                f"checkpoint {self._path(step)} was not saved: {disk.cause(error)}. "
-                f"It needs {nbytes:,} bytes; {disk.free(self.folder)} are free. "
-                "Make room and start again: the run resumes from the newest complete checkpoint.",
-                id="checkpoint.not-saved",
-            ) from error
+    def prune(self) -> None:
+        """Delete what is superseded. First the manifest: a half-deleted step does not exist."""
+        for step in self.superseded():
+            (self._path(step) / manifest.NAME).unlink()
+            faults.point("prune.manifest")
+            shutil.rmtree(self._path(step))
+            faults.point("prune.done")
 
 
 def _now() -> str:

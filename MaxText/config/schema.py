@@ -232,6 +232,18 @@ class Mesh(Group):
     context_parallel_load_balance: bool = key(
         True, "give each shard an early and a late part of the row (not for ulysses)"
     )
+    num_layers_per_pipeline_stage: SizeOrMinusOne = key(
+        -1, "layers of a stage in a repeat; -1 = as num_pipeline_repeats asks, or one layer pattern"
+    )
+    num_pipeline_repeats: SizeOrMinusOne = key(
+        -1, "how often a microbatch passes all stages; -1 = as the layers ask; between slices once"
+    )
+    pipeline_parallel_layers: SizeOrMinusOne = key(
+        -1, "layers that are pipelined, the rest follow; -1 = all of the largest segment"
+    )
+    num_pipeline_microbatches: SizeOrMinusOne = key(
+        -1, "microbatches of the pipeline, a multiple of its stages; -1 = one each"
+    )
     num_slices: SizeOrMinusOne = key(-1, "slices; -1 = as many as there are")
     logical_axis_rules: Texts = key(
         (), "rows dim=axis+axis in place of the planner's, such as embed=fsdp; dim= keeps a dim whole"
@@ -297,12 +309,14 @@ class Checkpoint(Group):
     title = "checkpoint"
     enable_checkpointing: bool = key(True, "save and resume")
     load_parameters_path: str = key("", "weights of a fresh run: of a run, a step, a Hugging Face folder, a GGUF file")
+    load_full_state_path: str = key("", "everything of a run or a step, to go on from in this run; it counts its steps")
     async_checkpointing: bool = key(True, "write in the background while training goes on")
     checkpoint_period: Size = key(200, "steps between saves")
     save_checkpoint_on_completion: bool = key(True, "save after the last step")
     max_num_checkpoints_to_keep: int | None = key(
         3, "older ones are deleted once a newer is verified; none = all", ge=1
     )
+    checkpoint_keep_period: Count = key(0, "but those after a multiple of so many steps are kept for good; 0 = none")
 
 
 class EvalAndMetrics(Group):

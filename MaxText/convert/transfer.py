@@ -12,9 +12,9 @@ import numpy as np
 from MaxText import blueprint
 from MaxText.checkpoint import Store
 from MaxText.checkpoint.stream import Stream, numpy_dtype, save
-from MaxText.convert import hf_config, mapping, safetensors
+from MaxText.convert import hf_config, mapping, safetensors, words
 from MaxText.convert.folder import new_folder
-from MaxText.convert.source import Source, open_source
+from MaxText.convert.source import IMPORTED, Source, open_source
 from MaxText.convert.weights import pieces
 from MaxText.errors import StorageError
 
@@ -37,14 +37,16 @@ def import_model(src: Path, out: Path, overrides: Mapping[str, Any]) -> str:
     }
     cfg = source.cfg.replace(weight_dtype=_weight_dtype(stored, source))
     parameters = blueprint.count(source.tree)
-    meta = {"config": cfg.as_dict(), "parameters": parameters, "data": {"imported from": str(src)}}
+    meta = {"config": cfg.as_dict(), "parameters": parameters, "data": {IMPORTED: str(src)}}
     with new_folder(out) as folder, Store(folder / "checkpoints", asynchronous=False) as store:
         save(store, STEP, streams, meta)
         comment = f"{out.name}: {parameters:,} parameters, imported from {src.name}."
         (folder / RECIPE).write_text(hf_config.to_yaml(source.recipe, comment))
+        carried = words.carry(source, folder)
     lines = [f"imported {source.kind} {src}: {parameters:,} parameters, mostly {source.dtype.name}"]
     lines += [f"  {note}" for note in source.notes]
-    return "\n".join([*lines, f"weights: {out}/checkpoints/{STEP}", f"recipe:  {out}/{RECIPE}"])
+    lines += [f"weights: {out}/checkpoints/{STEP}", f"recipe:  {out}/{RECIPE}"]
+    return "\n".join([*lines, f"words:   {', '.join(carried)}"] if carried else lines)
 
 
 def _stored_dtype(source: Source, path: str, param: blueprint.Param, overrides: Mapping[str, Any]) -> np.dtype:
@@ -95,6 +97,7 @@ def export_model(
     with new_folder(out) as folder:
         (folder / "config.json").write_text(json.dumps(dict(sorted(theirs.items())), indent=2) + "\n")
         safetensors.write_folder(folder, wanted, produce, shard_bytes or safetensors.SHARD_BYTES)
+        words.carry(source, folder)
         if reference is None:
             return source, []
         rounded = {**reference, "weight_dtype": dtype} if dtype else reference

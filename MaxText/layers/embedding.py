@@ -49,7 +49,7 @@ def lookup(
         table, rows = jax.reshard(table, spec), tuple(axis for axis in rows if axis not in layout.gathered)
 
     def local(piece: Array, ids: Array) -> Array:
-        piece = piece.astype(dtype)
+        piece = _apart(piece.astype(dtype), ids)
         if columns:
             piece = jax.lax.all_gather(piece, columns, axis=1, tiled=True)
         if not rows:
@@ -59,4 +59,11 @@ def lookup(
         values = jnp.where(mine[..., None], piece[jnp.where(mine, ids - first, 0)], 0)
         return jax.lax.psum(values, rows)
 
-    return jax.shard_map(local, in_specs=(spec, layout.spec(IDS)), out_specs=layout.spec(STREAM))(table, ids_BS)
+    return layout.shard_map(local, in_specs=(spec, layout.spec(IDS)), out_specs=layout.spec(STREAM))(table, ids_BS)
+
+
+def _apart(piece: Array, like: Array) -> Array:
+    """The same piece, as one that may differ wherever `like` does. Said before the gather, so that the gradient is
+    first scattered and then summed over the other axes of the batch: only its own part crosses between slices."""
+    axes = tuple(sorted(jax.typeof(like).manual_axis_type.varying - jax.typeof(piece).manual_axis_type.varying))
+    return jax.lax.pcast(piece, axes, to="varying") if axes else piece

@@ -106,7 +106,7 @@ def _experts(
     choices: Any = layout.spec(CHOICES)
     tokens = Choice(choices, choices)
     in_specs = ({n: layout.spec(dims[n]) for n in weights}, layout.spec(STREAM), tokens, layout.spec(TOKENS))
-    return jax.shard_map(local, in_specs=in_specs, out_specs=(layout.spec(STREAM), layout.spec(())))(
+    return layout.shard_map(local, in_specs=in_specs, out_specs=(layout.spec(STREAM), layout.spec(())))(
         weights, x_BSD, choice, token_BS
     )
 

@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from MaxText import blueprint
+from MaxText import blueprint, pipeline
 from MaxText.layout import Layout
 from MaxText.planner.rules import LEGAL_AXES
 
@@ -33,14 +33,16 @@ def indivisible(cfg: Any, tree: blueprint.Blueprint, layout: Layout) -> list[str
         ("latent", cfg.kv_lora_rank): "kv_lora_rank",
     }
     used = dict.fromkeys(
-        (dim, size) for _, p in blueprint.leaves(tree) for dim, size in zip(p.axes, p.shape, strict=True) if dim
+        (str(dim), size, axes, ways)
+        for _, p in blueprint.leaves(tree)
+        for dim, size, axes, ways in zip(p.axes, p.shape, layout.split(p.axes), layout.pieces(p.axes), strict=True)
     )
     return [
-        f"{names.get((dim, size), dim)}={size} cannot be split {layout.ways(dim)} ways over "
-        f"{' x '.join(layout.axes(dim))}. Legal here: {legal(size)}."
+        f"{names.get((dim, size), dim)}={size} cannot be split {ways} ways over {' x '.join(axes)}. "
+        f"Legal here: {legal(size)}."
         f"{' Or set shard_kv_heads=false to replicate them in groups.' if dim == 'kv_heads' else ''}"
-        for dim, size in used
-        if size % layout.ways(dim)
+        for dim, size, axes, ways in used
+        if size % ways
     ]
 
 
@@ -81,16 +83,6 @@ def batch_rows(cfg: Any, devices: int, ways: int) -> tuple[int, int, list[str]]:
             f"rows; they must be a whole multiple of {ways}. Nearest: {eval_rows / devices:g}."
         )
     return micro * accumulation, eval_rows, problems
-
-
-def _no_layer(axis: str) -> Callable[[Any, Sizes], list[str]]:
-    def check(cfg: Any, sizes: Sizes) -> list[str]:
-        return [
-            f"ici_{axis}_parallelism x dcn_{axis}_parallelism = {sizes[axis]}: no layer can be split over {axis} in "
-            "this version. Legal here: 1. Use fsdp, data or tensor instead."
-        ]
-
-    return check
 
 
 def _context(cfg: Any, sizes: Sizes) -> list[str]:
@@ -142,9 +134,13 @@ def _exchange(cfg: Any, sizes: Sizes, given: str) -> list[str]:
     return problems
 
 
+def _pipeline(cfg: Any, sizes: Sizes) -> list[str]:
+    return pipeline.problems(cfg, sizes["pipeline"])
+
+
 # Asked only where the axis is larger than one.
 OF_AXIS: dict[str, Callable[[Any, Sizes], list[str]]] = {
-    "pipeline": _no_layer("pipeline"),
+    "pipeline": _pipeline,
     "context": _context,
 }
 
