@@ -17,15 +17,18 @@ from MaxText import hardware as hardware_room
 from MaxText.config.schema import Schema
 from MaxText.cost import memory, timing
 from MaxText.errors import PlanError
-from MaxText.forecast import record, refusal
+from MaxText.forecast import record
+from MaxText.forecast.refusal import refusal
 from MaxText.forecast.text import duration, size
 from MaxText.hardware import Hardware, with_rates
 from MaxText.planner import MESH_AXES
 
 ROOM = 0.95  # of a device's memory: what a choice may fill by the estimate
 SHOWN = 4
+FINALISTS = 4  # meshes on which every policy is tried
+ALIKE = 1.005  # within half a percent the simpler plan wins
 OFFLOADED = "decoder_layer_input=offload"
-# From the least recomputation to the least memory; the last two need a host with memory of its own.
+# From the least recomputation to the least memory; the last needs a host with memory of its own.
 POLICIES = ("minimal_with_context", "save_dot_except_mlp", "save_qkv_proj", "save_out_proj", "full", OFFLOADED)
 LARGEST = {"tensor": 16, "context": 8, "expert": 64}
 
@@ -79,10 +82,11 @@ def choose(cfg: Any, hardware: Hardware) -> tuple[Any, dict[str, str], tuple[dic
         )
     tree = decoder.declare(cfg)
     tried, illegal = _try_all(cfg, hardware, tree)
-    fitting = sorted((one for one in tried if one.seconds is not None), key=lambda one: (one.seconds, one.microbatches))
-    if not fitting:
+    times = [one.seconds for one in tried if one.seconds is not None]
+    if not times:
         raise _nothing(cfg, hardware, tree, tried, illegal)
-    best = fitting[0]
+    alike = [one for one in tried if one.seconds is not None and one.seconds <= ALIKE * min(times)]
+    best = min(alike, key=lambda one: (sum(n > 1 for n in one.mesh.values()), one.microbatches, one.seconds))
     return cfg.replace(**best.changes), _reasons(cfg, best, tried, hardware), _rejected(best, tried, hardware)
 
 
@@ -114,8 +118,9 @@ def _rows(cfg: Any, hardware: Hardware) -> int:
     return cfg.global_batch_size or max(1, round(per_step))
 
 
-def _divisors(number: int, limit: int) -> list[int]:
-    return [n for n in range(1, min(number, limit) + 1) if number % n == 0]
+def _powers(number: int, limit: int) -> list[int]:
+    """1 and the powers of two up to `limit` that divide `number`."""
+    return [1 << n for n in range(limit.bit_length()) if number % (1 << n) == 0]
 
 
 def meshes(cfg: Any, hardware: Hardware) -> Iterator[dict[str, int]]:
@@ -125,7 +130,7 @@ def meshes(cfg: Any, hardware: Hardware) -> Iterator[dict[str, int]]:
     keys = {axis: f"ici_{axis}_parallelism" for axis in MESH_AXES}
     fixed = {axis: getattr(cfg, key) for axis, key in keys.items() if by_hand(cfg, key) and getattr(cfg, key) != -1}
     choices = {
-        axis: [fixed[axis]] if axis in fixed else [n for n in _divisors(inside, limit) if _useful(cfg, axis, n)]
+        axis: [fixed[axis]] if axis in fixed else [n for n in _powers(inside, limit) if _useful(cfg, axis, n)]
         for axis, limit in LARGEST.items()
     }
     others = {axis: fixed.get(axis, 1) for axis in ("pipeline", "fsdp_transpose")}
@@ -134,16 +139,16 @@ def meshes(cfg: Any, hardware: Hardware) -> Iterator[dict[str, int]]:
         rest, odd = divmod(inside, math.prod(degrees.values()))
         if odd or rest == 0:
             continue
-        for data in [fixed["data"]] if "data" in fixed else _divisors(rest, 64):
-            fsdp = rest // data
-            if rest % data == 0 and fixed.get("fsdp", fsdp) == fsdp and (fsdp > 1 or data == rest or "fsdp" in fixed):
+        for data in [fixed["data"]] if "data" in fixed else _powers(rest, 16):
+            fsdp, odd = divmod(rest, data)
+            if not odd and fixed.get("fsdp", fsdp) == fsdp:
                 found = degrees | {"data": data, "fsdp": fsdp}
                 yield {keys[axis]: found[axis] for axis in MESH_AXES} | _across(cfg, hardware)
 
 
 def _useful(cfg: Any, axis: str, degree: int) -> bool:
     if axis == "expert" and degree > 1:
-        return cfg.num_experts > 1 and cfg.num_experts % degree == 0
+        return "expert" in dict(planner.RULES)["experts"] and cfg.num_experts % degree == 0
     return axis != "context" or cfg.max_target_length // degree >= 2048 or degree == 1
 
 
@@ -159,27 +164,36 @@ def policies(cfg: Any, hardware: Hardware) -> list[tuple[str, dict[str, Any]]]:
     """(name, changes); the one set by hand alone."""
     if by_hand(cfg, "remat_policy"):
         return [(cfg.remat_policy, {})]
-    kept = [(name, {"remat_policy": name}) for name in POLICIES if name != OFFLOADED]
+    here = {"decoder_layer_input": "device"}
+    kept = [(name, here | {"remat_policy": name}) for name in POLICIES if name != OFFLOADED]
     if hardware.platform == "cpu":  # host and device memory are the same there
-        return [("none", {"remat_policy": "none"}), *kept]
+        return [("none", here | {"remat_policy": "none"}), *kept]
     return [*kept, (OFFLOADED, {"remat_policy": "custom", "decoder_layer_input": "offload"})]
 
 
 def _try_all(cfg: Any, hardware: Hardware, tree: blueprint.Blueprint) -> tuple[list[Tried], dict[str, str]]:
-    """(what was tried, {mesh in words: why the planner refuses it})."""
-    tried: list[Tried] = []
+    """(what was tried, {mesh in words: why the planner refuses it}). Every mesh is tried with the policy that needs the
+    least memory; the few fastest of them with all others."""
     illegal: dict[str, str] = {}
-    rows = _rows(cfg, hardware)
-    for degrees in meshes(cfg, hardware):
-        for name, change in policies(cfg, hardware):
-            changes = degrees | change | {"global_batch_size": rows}
-            try:
-                tried.append(_fewest(cfg, hardware, tree, name, changes, rows))
-            except PlanError as error:
-                shown = " ".join(f"{key.split('_')[1]}={n}" for key, n in degrees.items() if n > 1)
-                illegal[shown] = str(error).splitlines()[0]
-                break
+    rows, ways = _rows(cfg, hardware), policies(cfg, hardware)
+    first = [one for degrees in meshes(cfg, hardware) if (one := _legal(cfg, hardware, tree, degrees, rows, illegal))]
+    tried = list(first)
+    for one in sorted(first, key=_order)[:FINALISTS]:
+        tried += [_fewest(cfg, hardware, tree, name, {**one.changes, **change}, rows) for name, change in ways[:-1]]
     return tried, illegal
+
+
+def _legal(
+    cfg: Any, hardware: Hardware, tree: blueprint.Blueprint, degrees: dict[str, int], rows: int, illegal: dict[str, str]
+) -> Tried | None:
+    """A mesh with the last policy; None with a note in `illegal` where the planner refuses it."""
+    name, change = policies(cfg, hardware)[-1]
+    try:
+        return _fewest(cfg, hardware, tree, name, degrees | change | {"global_batch_size": rows}, rows)
+    except PlanError as error:
+        shown = " ".join(f"{key.split('_')[1]}={n}" for key, n in degrees.items() if n > 1)
+        illegal[shown] = str(error).splitlines()[0]
+        return None
 
 
 def _fewest(
@@ -188,7 +202,7 @@ def _fewest(
     """The candidate with the fewest microbatches that fit; the last that is legal where none does."""
     fixed = by_hand(cfg, "gradient_accumulation_steps")
     last: Tried | None = None
-    for count in [cfg.gradient_accumulation_steps] if fixed else _divisors(rows, 64):
+    for count in [cfg.gradient_accumulation_steps] if fixed else _powers(rows, 64):
         here = With(cfg, changes | {"gradient_accumulation_steps": count})
         try:
             plan = planner.make(here, tree, hardware)
@@ -259,4 +273,4 @@ def _nothing(
         )
     nearest = min(tried, key=lambda one: one.bytes)
     one = record.make(cfg.replace(**nearest.changes), hardware, tree)
-    return refusal.refusal(one, f"auto_plan=true: of {len(tried)} plans none fits; the nearest is {nearest.words()}.")
+    return refusal(one, f"auto_plan=true: of {len(tried)} plans none fits; the nearest is {nearest.words()}.")
