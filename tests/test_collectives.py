@@ -190,10 +190,10 @@ def test_collectives_of_split_rows(strategy, expected):
     assert by_place(made.compiled_step.as_text(), made.mesh) == expected
 
 
-# Two stages. The loops are those over iterations: in each the stream goes on to the next stage, forward and backward, and
-# weights are gathered within the stage. Outside, over the stages: the stream is gathered on its way in and scattered on
-# its way out, and backward the other way round; positions and documents are gathered. Embedding and head are split over
-# stages and fsdp together. Stages that own their layers move no weight ...
+# Two stages. The loops are those over iterations: in each the stream goes on to the next stage, forward and backward,
+# and weights are gathered within the stage. Outside, over the stages: the stream is gathered on its way in, scattered
+# on its way out, and backward the other way round; positions and documents are gathered. Embedding and head are split
+# over stages and fsdp together. Stages that own their layers move no weight ...
 STAGES_OWN = {
     "forward": {("all-gather", "fsdp"): 7, ("collective-permute", "pipeline"): 1},
     "backward": {("all-gather", "fsdp"): 7, ("collective-permute", "pipeline"): 1, ("all-reduce", "fsdp"): 7 + 2},
@@ -205,8 +205,8 @@ STAGES_OWN = {
         ("reduce-scatter", "pipeline+fsdp"): 1,
     },
 }
-# ... and in a circular schedule each of the 7 kernels is exchanged, and its gradient back (XLA on CPU: an array for each
-# stage); the 2 norms are whole on every stage, and their gradients summed.
+# ... and in a circular schedule each of the 7 kernels is exchanged, and its gradient back (XLA on CPU: an array for
+# each stage); the 2 norms are whole on every stage, and their gradients summed.
 EXCHANGED_AT_THE_DOOR = {
     **STAGES_OWN,
     "outside": {
