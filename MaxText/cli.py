@@ -126,6 +126,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except OSError as error:
         print(f"{error.filename or 'a file'}: {error.strerror or error}", file=sys.stderr)
         return StorageError.exit_code
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
     try:
         print(text.rstrip("\n"), flush=True)
     except BrokenPipeError:  # the reader, such as `head`, has seen enough
