@@ -65,7 +65,7 @@ class Schedule:
         outside = (self.segment.repeats - self.pipelined) * pattern
         return (
             f"{self.stages} stages x {self.repeats} {'repeats' if self.repeats > 1 else 'repeat'} x "
-            f"{self.depth * pattern} layers; {self.microbatches} microbatches in {self.iterations} iterations, bubble "
+            f"{self.depth * pattern} {'layers' if self.depth * pattern > 1 else 'layer'}; {self.microbatches} microbatches in {self.iterations} iterations, bubble "
             f"{100 * self.bubble:.1f} %" + (f"; {outside} layers of the segment outside" if outside else "")
         )
 
