@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float
 
 MASKED = -0.7 * float(jnp.finfo(jnp.float32).max)
 
@@ -54,10 +54,3 @@ def _softmax_with_sink(logits_BNST: Array, sink_N: Array) -> Array:
     largest = jax.lax.stop_gradient(jnp.maximum(logits_BNST.max(axis=-1, keepdims=True), sink))
     powers = jnp.exp(logits_BNST - largest)
     return powers / (powers.sum(axis=-1, keepdims=True) + jnp.exp(sink - largest))
-
-
-def grouped_matmul(
-    x_MD: Float[Array, "M D"], w_EDF: Float[Array, "E D F"], rows_E: Int[Array, " E"]
-) -> Float[Array, "M F"]:
-    """Row m times the matrix of its group: the first rows_E[0] rows belong to group 0, and so on. Local arrays only."""
-    return jax.lax.ragged_dot(x_MD, w_EDF, rows_E)
