@@ -80,6 +80,19 @@ class Layout:
         """The spec of a weight while it is used: not split over the gathered axes."""
         return self.spec(dims, without=self.gathered)
 
+    def spread(self, dims: Sequence[str | None], shape: Sequence[int], axis: str) -> PartitionSpec:
+        """The spec of a stored array that is split over one more mesh axis: minor on the first dim that divides, those
+        that are split already before the others. As it was where none divides or the axis is in use."""
+        spec, size = self.spec(dims), self._sizes[axis]
+        if size == 1 or any(axis in self.axes(dim) for dim in dims):
+            return spec
+        order = sorted(range(len(dims)), key=lambda i: (not self.axes(dims[i]), dims[i] == "layers"))
+        for i in order:
+            if shape[i] % (self.ways(dims[i]) * size) == 0:
+                axes = (*self.axes(dims[i]), axis)
+                return PartitionSpec(*spec[:i], axes[0] if len(axes) == 1 else axes, *spec[i + 1 :])
+        return spec
+
     def unsplit(self, dim: str) -> Layout:
         """The same table with `dim` whole on every device: for arrays too small to split."""
         rules = tuple((name, () if name == dim else axes) for name, axes in self.rules)

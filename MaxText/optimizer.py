@@ -14,6 +14,7 @@ import optax
 from jaxtyping import Array, Float, Int
 
 from MaxText import blueprint
+from MaxText.layout import Layout
 
 DECAYED_KINDS = ("kernel", "embedding")
 
@@ -63,9 +64,32 @@ def _adam(cfg: Any) -> optax.GradientTransformation:
     return optax.scale_by_adam(cfg.adam_b1, cfg.adam_b2, cfg.adam_eps, cfg.adam_eps_root, mu_dtype=cfg.mu_dtype)
 
 
-def make(cfg: Any, tree: blueprint.Blueprint) -> optax.GradientTransformation:
+def make(cfg: Any, tree: blueprint.Blueprint, layout: Layout) -> optax.GradientTransformation:
     """Clipped gradients -> direction to subtract, times the learning rate. State in mu_dtype (first moment) and
-    grad_dtype."""
+    grad_dtype; with shard_optimizer_over_data split over the data axis as well."""
+    tx = _chain(cfg, tree)
+    return _spread_over_data(tx, tree, layout) if cfg.shard_optimizer_over_data else tx
+
+
+def _spread_over_data(
+    tx: optax.GradientTransformation, tree: blueprint.Blueprint, layout: Layout
+) -> optax.GradientTransformation:
+    """ZeRO-1 (Rajbhandari et al., 2020, arXiv:1910.02054): each data replica updates its part. What comes in is cut to
+    that part, and the direction is gathered again."""
+    parts = blueprint.map_params(lambda _, p: layout.spread(p.axes, p.shape, "data"), tree)
+    wholes = blueprint.map_params(lambda _, p: layout.spec(p.axes), tree)
+
+    def cut(values: Any) -> Any:
+        return jax.tree.map(jax.reshard, values, parts)
+
+    def update(grads: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
+        direction, state = tx.update(cut(grads), state, None if params is None else cut(params))
+        return jax.tree.map(jax.reshard, direction, wholes), state
+
+    return optax.GradientTransformation(lambda params: tx.init(cut(params)), update)
+
+
+def _chain(cfg: Any, tree: blueprint.Blueprint) -> optax.GradientTransformation:
     decay = (
         optax.add_decayed_weights(cfg.adam_weight_decay, decay_mask(tree))
         if cfg.adam_weight_decay

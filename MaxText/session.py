@@ -111,4 +111,6 @@ def prepare(cfg: Any) -> Session:
     if evaluation and cfg.eval_steps > 0:
         data.check_enough(evaluation, cfg.eval_steps)
     mesh = planner.build_mesh(plan, jax.devices())
-    return Session(cfg, found, dtype_reason, plan, mesh, words, train, evaluation, optimizer.make(cfg, tree))
+    return Session(
+        cfg, found, dtype_reason, plan, mesh, words, train, evaluation, optimizer.make(cfg, tree, plan.layout)
+    )

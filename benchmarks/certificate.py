@@ -185,7 +185,7 @@ class World:
 
     def state_bytes(self) -> int:
         """Bytes of a training state on one device, from the shardings of its arrays."""
-        tx = optimizer.make(self.cfg, self.plan.tree)
+        tx = optimizer.make(self.cfg, self.plan.tree, self.layout)
         with jax.set_mesh(self.mesh):
             leaves = jax.tree.leaves(jax.eval_shape(lambda: state.init(self.cfg, self.layout, self.plan.tree, tx)))
 

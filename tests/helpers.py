@@ -102,7 +102,7 @@ class Toy:
 
     @functools.cached_property
     def tx(self) -> optax.GradientTransformation:
-        return optimizer.make(self.cfg, self.plan.tree)
+        return optimizer.make(self.cfg, self.plan.tree, self.layout)
 
     @functools.cached_property
     def state_type(self) -> state.TrainState:

@@ -36,7 +36,7 @@ def train(cfg, parts=1, steps=1, **degrees):
     world, layout = toy.mesh(**degrees)
     with jax.set_mesh(world):
         params = toy.place(cfg, toy.hot(cfg), world, layout)
-        tx = optimizer.make(cfg, decoder.declare(cfg))
+        tx = optimizer.make(cfg, decoder.declare(cfg), layout)
         now = state.TrainState(jnp.zeros((), jnp.int32), params, tx.init(params))
         arrays = {name: x.reshape(parts, -1, toy.LENGTH) for name, x in toy.batch(cfg, rows=8).items()}
         batch = toy.put(arrays, world, layout)

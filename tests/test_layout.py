@@ -109,3 +109,50 @@ def test_a_projection_computes_in_the_dtype_of_x_and_keeps_the_gradient_in_that_
     assert (y.dtype, dx.dtype, dw.dtype) == (jnp.bfloat16, jnp.bfloat16, jnp.float32)
     exact = np.einsum("bsd,bsf->df", *(np.asarray(v.astype(jnp.bfloat16)).astype(np.float32) for v in (x, dy)))
     np.testing.assert_allclose(dw, exact, atol=1e-3)  # accumulated in float32, not rounded to bfloat16
+
+
+# --- the planner's table, and the user's rows
+
+
+def test_the_users_rows_take_the_place_of_ours():
+    rules = dict(planner.table(["embed=fsdp + expert", "mlp="]))
+    assert rules["embed"] == ("fsdp", "expert") and rules["mlp"] == ()
+    assert {dim: rules[dim] for dim in rules if dim not in ("embed", "mlp")} == {
+        dim: axes for dim, axes in planner.RULES if dim not in ("embed", "mlp")
+    }
+    made = planner.make_layout(dict.fromkeys(planner.MESH_AXES, 2), ["embed=fsdp"])
+    assert made.spec(("embed", "heads")) == PartitionSpec("fsdp", "tensor")
+
+
+def test_wrong_rows_are_refused_all_at_once():
+    rows = [
+        "embed",
+        "emed=fsdp",
+        "embed=fdsp",
+        "mlp=tensor+tensor",
+        "vocab=",
+        "vocab=tensor",
+        "embed=tensor",
+        "layers=",
+    ]
+    with refused("plan.rule") as caught:
+        planner.table(rows)
+    text = str(caught.value)
+    assert len(text.splitlines()) == 7
+    assert all(word in text for word in ("dim=axis+axis", "did you mean embed", "did you mean fsdp", "twice", "layers"))
+
+
+@pytest.mark.parametrize(
+    ("dims", "shape", "spec"),
+    [
+        (("rows", "columns"), (8, 8), PartitionSpec(("x", "y"), "z")),
+        (("rows", "columns"), (2, 8), PartitionSpec("x", ("z", "y"))),
+        (("whole", "rows"), (8, 8), PartitionSpec(None, ("x", "y"))),
+        (("whole", "rows"), (8, 2), PartitionSpec("y", "x")),
+        (("whole",), (3,), PartitionSpec(None)),
+        ((), (), PartitionSpec()),
+    ],
+)
+def test_one_more_axis_goes_to_the_first_dim_that_divides(dims, shape, spec):
+    rules = (("rows", ("x",)), ("columns", ("z",)), ("whole", ()))
+    assert Layout(rules, (("x", 2), ("y", 2), ("z", 2))).spread(dims, shape, "y") == spec

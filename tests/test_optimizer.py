@@ -11,7 +11,7 @@ import optax
 import pytest
 
 from MaxText import blueprint, decoder, optimizer
-from tests.helpers import toy, toy_config
+from tests.helpers import assert_close, by_path, toy, toy_batch, toy_config
 
 PEAK, FINAL = 2e-3, 0.1
 
@@ -119,7 +119,7 @@ def numpy_adamw(p, grads, rate, b1, b2, eps, decay):
 @pytest.mark.parametrize("decay", [0.0, 0.1])
 def test_adamw_against_numpy(decay):
     made = toy(adam_weight_decay=decay, adam_b1=0.8, adam_b2=0.9, adam_eps=1e-6)
-    tx = optimizer.make(made.cfg, made.plan.tree)
+    tx = optimizer.make(made.cfg, made.plan.tree, made.layout)
     rng = np.random.default_rng(0)
     start = jax.tree.map(np.asarray, made.params)
     draws = [jax.tree.map(lambda p: rng.standard_normal(p.shape, np.float32), start) for _ in range(3)]
@@ -143,3 +143,21 @@ def test_the_first_moment_has_its_own_dtype(mu_dtype):
     moments = optax.tree.get(made.state().opt_state, "mu"), optax.tree.get(made.state().opt_state, "nu")
     dtypes = [{str(leaf.dtype) for leaf in jax.tree.leaves(moment)} for moment in moments]
     assert dtypes == [{mu_dtype}, {"float32"}]
+
+
+def test_optimizer_state_over_data_halves_it_and_changes_nothing():
+    """ZeRO-1: two steps of AdamW with the state split over data = 2 give the parameters of the whole state."""
+    found = {}
+    for split in (False, True):
+        made = toy({"data": 2, "fsdp": 2}, shard_optimizer_over_data=split, warmup_steps_fraction=0.0)
+        train_step, now = made.compiled_step, made.state()
+        with jax.set_mesh(made.mesh):
+            for _ in range(2):
+                now, _ = train_step(now, made.put(toy_batch()))
+        found[split] = made, now
+    mu, nu = (optax.tree.get(found[True][1].opt_state, name) for name in ("mu", "nu"))
+    assert all("data" in str(leaf.sharding.spec) for leaf in jax.tree.leaves((mu, nu)))
+    assert not any("data" in str(leaf.sharding.spec) for leaf in jax.tree.leaves(found[True][1].params))
+    whole, parts = (found[split][0].plan.optimizer_bytes - 8 for split in (False, True))  # but for two counters
+    assert parts == whole // 2
+    assert_close(by_path(found[True][1].params), by_path(found[False][1].params), 1e-6)

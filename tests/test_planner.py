@@ -88,6 +88,16 @@ def test_an_axis_without_a_use_is_refused(axis):
         plan(8, **{f"ici_{axis}_parallelism": 2})
 
 
+def test_a_rule_that_matches_nothing_is_refused():
+    with refused("plan.rule", "latent", "embed"):
+        plan(8, logical_axis_rules=["latent=fsdp"])
+
+
+def test_rules_that_collide_are_refused():
+    with refused("plan.collision", "fsdp", "mlp_embed", "mlp"):
+        plan(8, logical_axis_rules=["mlp=fsdp"])
+
+
 @pytest.mark.parametrize(
     ("overrides", "words"),
     [

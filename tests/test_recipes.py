@@ -126,7 +126,7 @@ def test_the_train_step_type_checks_at_full_size(model_name):
     )
     mesh, layout = abstract(data=2, fsdp=16)
     tree = decoder.declare(cfg)
-    tx = optimizer.make(cfg, tree)
+    tx = optimizer.make(cfg, tree, layout)
     with jax.sharding.use_abstract_mesh(mesh):
         made = jax.eval_shape(lambda: state.init(cfg, layout, tree, tx))
         dims = layout.spec((None, "activation_batch", "activation_length"))
@@ -153,7 +153,7 @@ def test_shrunk_recipes_train(model_name):
     cfg = toy.small(model_name, learning_rate=1e-3, steps=10, warmup_steps_fraction=0.0)
     world, layout = toy.mesh(fsdp=2)
     tree = decoder.declare(cfg)
-    tx = optimizer.make(cfg, tree)
+    tx = optimizer.make(cfg, tree, layout)
     arrays = {name: x[None] for name, x in toy.batch(cfg, rows=4).items()}
     with jax.set_mesh(world):
         now = jax.jit(lambda: state.init(cfg, layout, tree, tx))()

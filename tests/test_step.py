@@ -55,6 +55,15 @@ CUTS = {
     "offloaded": (FSDP8, {"remat_policy": "custom", "decoder_layer_input": "offload", "query_proj": "offload"}),
     "minimal-unrolled": (ONE, {"remat_policy": "minimal", "scan_layers": False}),
     "chunks4": (ONE, {"num_vocab_tiling": 4}),
+    "optimizer-over-data": ({"data": 2, "fsdp": 2}, {"shard_optimizer_over_data": True}),
+    "user-rules": (
+        {"fsdp": 2, "expert": 2, "tensor": 2},
+        {"logical_axis_rules": ["embed=fsdp", "mlp_embed=", "mlp=tensor+expert+fsdp"]},
+    ),
+    "user-rules-over-data": (
+        {"data": 2, "fsdp": 2, "tensor": 2},
+        {"logical_axis_rules": ["vocab=tensor+data", "heads=data", "mlp_embed=data", "norm=data", "mlp=fsdp"]},
+    ),
     "everything": (
         THREE,
         {"gradient_accumulation_steps": 2, "remat_policy": "full", "num_vocab_tiling": 4},
@@ -121,7 +130,7 @@ def sgd_step(mesh=None, **how):
     """(state before, state after, metrics) of one step of plain SGD at a constant learning rate."""
     how = {"opt_type": "sgd", "lr_schedule_type": "constant", "warmup_steps_fraction": 0.0, "learning_rate": 0.5} | how
     made = toy(mesh, **how)
-    tx = optimizer.make(made.cfg, made.plan.tree)
+    tx = optimizer.make(made.cfg, made.plan.tree, made.layout)
     before = TrainState(jnp.zeros((), jnp.int32), made.params, tx.init(made.params))
     after, metrics = made.run(step.make_train_step(made.cfg, made.layout, tx), before, made.put(BATCH))
     return before, after, {k: float(v) for k, v in metrics.items()}

@@ -38,6 +38,7 @@ AttentionType = Literal["global", "local_sliding", "chunk", "mla"]
 Pattern = tuple[Literal["global", "local_sliding", "chunk"], ...]
 Share = Annotated[float, Field(gt=0, le=1)]
 Files = tuple[str, ...]
+Texts = tuple[str, ...]
 Place = Literal["remat", "device", "offload"]
 RematPolicy = Literal[
     "none",

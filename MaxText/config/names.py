@@ -44,7 +44,7 @@ SYNONYMS = {
 _BY_SENTENCE: dict[str, str] = {
     # run
     "the planner makes the table from logical to mesh axes itself; set the ici_* and dcn_* degrees": """
-        override_logical_axis_rules logical_axis_rules mesh_axes data_sharding input_data_sharding_logical_axes
+        override_logical_axis_rules mesh_axes data_sharding input_data_sharding_logical_axes
         custom_mesh_and_rule custom_mesh context_sharding""",
     "processes find each other by themselves; leave it out": """
         skip_jax_distributed_system jax_distributed_initialization_timeout""",
@@ -86,7 +86,6 @@ _BY_SENTENCE: dict[str, str] = {
         dcn_context_autoregressive_parallelism dcn_tensor_sequence_parallelism dcn_autoregressive_parallelism""",
     "the order of devices is the planner's; leave it out": "allow_split_physical_axes optimize_mesh_for_tpu_v6e",
     "sharding is always explicit (Shardy); leave it out": "shard_mode shardy",
-    "use ici_fsdp_parallelism, which shards the optimizer state too": "shard_optimizer_over_data",
     "the planner refuses what it cannot shard; plan_only=true shows it": "sharding_tolerance",
     "pipelining has no settings beside ici_pipeline_parallelism": """
         num_layers_per_pipeline_stage num_pipeline_repeats pipeline_* num_pipeline_microbatches scan_pipeline_*

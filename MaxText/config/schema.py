@@ -28,6 +28,7 @@ from MaxText.config.fields import (
     Share,
     Size,
     SizeOrMinusOne,
+    Texts,
     key,
 )
 
@@ -221,6 +222,12 @@ class Mesh(Group):
     dcn_context_parallelism: SizeOrMinusOne = key(1, "sequence split between slices")
     dcn_tensor_parallelism: SizeOrMinusOne = key(1, "heads and feed-forward split between slices")
     num_slices: SizeOrMinusOne = key(-1, "slices; -1 = as many as there are")
+    logical_axis_rules: Texts = key(
+        (), "rows dim=axis+axis in place of the planner's, such as embed=fsdp; dim= keeps a dim whole"
+    )
+    shard_optimizer_over_data: bool = key(
+        False, "split the state of the optimizer, not the parameters, over the data axis too (ZeRO-1)"
+    )
 
 
 class Memory(Group):

@@ -36,12 +36,11 @@ def lookup(
     Each device looks up the ids that its rows hold and gives zeros for the rest; the sum over the pieces of the
     vocabulary is the answer. Under `shard_map`, since both the lookup and its gradient (a scatter-add of a split batch)
     are then local by construction."""
-    columns, rows = layout.axes("embed"), layout.axes(dims[0])
-    table_dims = dims
-    if not set(columns) <= set(
-        layout.axes("activation_batch")
-    ):  # every device looks up the same ids: gather in the open
-        table, table_dims, columns = jax.reshard(table, layout.compute_spec(dims)), (dims[0], None), ()
+    columns, rows, spec = layout.axes("embed"), layout.axes(dims[0]), layout.spec(dims)
+    batch = layout.axes("activation_batch")
+    if not set(columns) <= set(batch) or set(rows) & set(batch):  # the batch is not cut as the table is: in the open
+        spec, columns = layout.compute_spec(dims), ()
+        table, rows = jax.reshard(table, spec), tuple(axis for axis in rows if axis not in layout.gathered)
 
     def local(piece: Array, ids: Array) -> Array:
         piece = piece.astype(dtype)
@@ -54,5 +53,4 @@ def lookup(
         values = jnp.where(mine[..., None], piece[jnp.where(mine, ids - first, 0)], 0)
         return jax.lax.psum(values, rows)
 
-    specs = (layout.spec(table_dims), layout.spec(IDS))
-    return jax.shard_map(local, in_specs=specs, out_specs=layout.spec(STREAM))(table, ids_BS)
+    return jax.shard_map(local, in_specs=(spec, layout.spec(IDS)), out_specs=layout.spec(STREAM))(table, ids_BS)

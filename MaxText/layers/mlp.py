@@ -23,8 +23,8 @@ ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
 }
 HIDDEN: Axes = ("activation_batch", "activation_length", "activation_mlp")
 OUT: Axes = ("activation_batch", "activation_length", "activation_embed")
-WI: Axes = ("embed", "mlp")
-WO: Axes = ("mlp", "embed")
+WI: Axes = ("mlp_embed", "mlp")
+WO: Axes = ("mlp", "mlp_embed")
 
 
 def declare(cfg: Any, width: int | None = None) -> dict[str, Param]:

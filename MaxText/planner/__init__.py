@@ -9,3 +9,4 @@ from MaxText.planner.rules import MESH_AXES as MESH_AXES
 from MaxText.planner.rules import RULES as RULES
 from MaxText.planner.rules import ZERO_AXES as ZERO_AXES
 from MaxText.planner.rules import make_layout as make_layout
+from MaxText.planner.rules import table as table

@@ -9,6 +9,7 @@ from typing import Any
 
 from MaxText import blueprint
 from MaxText.layout import Layout
+from MaxText.planner.rules import LEGAL_AXES
 
 Sizes = Mapping[str, int]  # of every mesh axis
 
@@ -21,6 +22,7 @@ def indivisible(cfg: Any, tree: blueprint.Blueprint, layout: Layout) -> list[str
     """Every dim of a parameter that the mesh does not divide, with both numbers and the legal degrees."""
     names = {
         ("embed", cfg.emb_dim): "emb_dim",
+        ("mlp_embed", cfg.emb_dim): "emb_dim",
         ("heads", cfg.num_query_heads): "num_query_heads",
         ("kv_heads", cfg.num_kv_heads): "num_kv_heads",
         ("kv_heads", cfg.global_num_kv_heads): "global_num_kv_heads",
@@ -38,6 +40,18 @@ def indivisible(cfg: Any, tree: blueprint.Blueprint, layout: Layout) -> list[str
         f"{' x '.join(layout.axes(dim))}. Legal here: {legal(size)}."
         for dim, size in used
         if size % layout.ways(dim)
+    ]
+
+
+def unmatched_rules(cfg: Any, tree: blueprint.Blueprint) -> list[str]:
+    """Rows of the user's rules for dims that no parameter of this model has."""
+    dims = {dim for _, p in blueprint.leaves(tree) for dim in p.axes}
+    wanted = (row.partition("=")[0].strip() for row in cfg.logical_axis_rules)
+    found = ", ".join(sorted(LEGAL_AXES.keys() & dims))
+    return [
+        f"logical_axis_rules: no parameter of this model has the dim {dim!r}; leave its row out. It has: {found}."
+        for dim in wanted
+        if dim not in dims
     ]
 
 

@@ -48,19 +48,23 @@ class Plan:
         return " x ".join(large) if large else "one device"
 
 
-def _bytes(tree: blueprint.Blueprint, layout: Layout, dtype: str) -> int:
-    """Bytes on one device of one array for each parameter."""
-    return sum(
-        p.size // math.prod(layout.ways(dim) for dim in p.axes) * p.dtype(dtype).itemsize
-        for _, p in blueprint.leaves(tree)
-    )
+def _bytes(tree: blueprint.Blueprint, layout: Layout, dtype: str, spread: bool = False) -> int:
+    """Bytes on one device of one array for each parameter; with `spread`, split over the data axis as well."""
+    sizes = dict(layout.sizes)
+
+    def ways(p: blueprint.Param) -> int:
+        spec = layout.spread(p.axes, p.shape, "data") if spread else layout.spec(p.axes)
+        axes = (axis for entry in spec if entry for axis in ((entry,) if isinstance(entry, str) else entry))
+        return math.prod(sizes[axis] for axis in axes)
+
+    return sum(p.size // ways(p) * p.dtype(dtype).itemsize for _, p in blueprint.leaves(tree))
 
 
 def _optimizer_bytes(cfg: Any, tree: blueprint.Blueprint, layout: Layout) -> int:
     """Arrays that the optimizer keeps for each parameter (by dtype), and its int32 counters."""
     slots = {"adamw": (cfg.mu_dtype, cfg.weight_dtype), "sgd": ()}[cfg.opt_type]
     counters = {"adamw": 1, "sgd": 0}[cfg.opt_type]
-    return sum(_bytes(tree, layout, dtype) for dtype in slots) + 4 * counters
+    return sum(_bytes(tree, layout, dtype, cfg.shard_optimizer_over_data) for dtype in slots) + 4 * counters
 
 
 def make(cfg: Any, tree: blueprint.Blueprint, hardware: Hardware) -> Plan:
@@ -69,7 +73,9 @@ def make(cfg: Any, tree: blueprint.Blueprint, hardware: Hardware) -> Plan:
     sizes = {axis: ici[axis] * dcn[axis] for axis in MESH_AXES}
     if unusable := legality.unusable_axes(cfg, sizes):
         raise PlanError("\n".join(unusable), id="plan.unused-axis")
-    layout = make_layout(sizes)
+    layout = make_layout(sizes, cfg.logical_axis_rules)
+    if unmatched := legality.unmatched_rules(cfg, tree):
+        raise PlanError("\n".join(unmatched), id="plan.rule")
     rows, eval_rows, problems = legality.batch_rows(cfg, hardware.devices, layout.ways("activation_batch"))
     problems += legality.indivisible(cfg, tree, layout)
     if problems:
