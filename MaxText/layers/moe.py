@@ -50,6 +50,11 @@ class Split(NamedTuple):
     shards: int
     shared: bool
 
+    @property
+    def partial(self) -> tuple[str, ...]:
+        """The axes over which each device makes only a part of the output of its tokens."""
+        return (*self.width, *(self.experts if self.shared else ()))
+
 
 def declare(cfg: Any, shared: bool) -> dict[str, Any]:
     """router; wi_0, wi_1 [E, D, F], wo [E, F, D], with mlp_bias a bias per expert for each; with `shared` and
@@ -116,9 +121,9 @@ def _experts(
     def run(weights: dict[str, Array], x: Array, choice: Choice, token: Array, index: Array) -> tuple[Array, Array]:
         limits = capacity.limits(cfg, capacity.Tokens(*x.shape[:2], row_length), split.shards, drop)
         y, dropped = _local(cfg, split, limits, weights, x, choice, token, index)
-        parts = (*split.width, *(split.experts if split.shared else ()))
-        everywhere = (*split.rows, *split.length) if limits.can_drop else ()
-        return jax.lax.psum(y, parts) if parts else y, jax.lax.psum(dropped, everywhere) if everywhere else dropped
+        y = jax.lax.psum(y, split.partial) if split.partial else y
+        everywhere = (*split.rows, *split.length)
+        return y, jax.lax.psum(dropped, everywhere) if limits.can_drop and everywhere else dropped
 
     tokens: Any = layout.spec(TOKENS)
     choices: Any = layout.spec(CHOICES)
@@ -160,16 +165,15 @@ def _local(
     summed."""
     k, D = cfg.num_experts_per_tok, x_BSD.shape[-1]
     expert_BSk, over = _taken(cfg, split, limits, choice.expert_BSk, token_BS, index_BS)
-    partial = (*split.width, *(split.experts if split.shared else ()))  # gradients are summed here, once a token
-    weight_BSk = local.varying(choice.weight_BSk, partial)
-    x_TD = local.varying(x_BSD, partial).reshape(-1, D)
+    weight_BSk = local.varying(choice.weight_BSk, split.partial)  # gradients are summed here, once a token
+    x_TD = local.varying(x_BSD, split.partial).reshape(-1, D)
     chosen = dispatch.by_expert(expert_BSk.reshape(-1), cfg.num_experts // (split.shards if split.shared else 1))
     x_MD = dispatch.spread(x_TD, chosen.order, k)
     if cfg.scale_expert_input:
         x_MD = (x_MD * weight_BSk.reshape(-1, 1)[chosen.order.to_M]).astype(x_MD.dtype)
     if split.experts and not split.shared:
         y_MD, dropped = _elsewhere(cfg, split, limits, weights, x_MD, chosen.rows_E)
-        over = over + dropped
+        over = over + dropped if limits.can_drop else over
     else:
         y_MD = _feed_forward(cfg, split, weights, x_MD, chosen.rows_E)
     y_MD = dispatch.permuted(y_MD, dispatch.Order(chosen.order.back_M, chosen.order.to_M))

@@ -27,6 +27,8 @@ def indivisible(cfg: Any, tree: blueprint.Blueprint, layout: Layout) -> list[str
         ("kv_heads", cfg.num_kv_heads): "num_kv_heads",
         ("kv_heads", cfg.global_num_kv_heads): "global_num_kv_heads",
         ("mlp", cfg.mlp_dim): "mlp_dim",
+        ("experts", cfg.num_experts): "num_experts",
+        ("moe_embed", cfg.emb_dim): "emb_dim",
         ("moe_mlp", cfg.moe_mlp_dim): "moe_mlp_dim",
         ("latent", cfg.q_lora_rank): "q_lora_rank",
         ("latent", cfg.kv_lora_rank): "kv_lora_rank",
@@ -92,8 +94,19 @@ def _no_layer(axis: str) -> Callable[[Any, Sizes], list[str]]:
     return check
 
 
+def _expert(cfg: Any, sizes: Sizes) -> list[str]:
+    """Without experts the axis would be one more name for fsdp."""
+    if cfg.num_experts > 1:
+        return []
+    return [
+        f"ici_expert_parallelism x dcn_expert_parallelism = {sizes['expert']}: the model has no experts "
+        f"(num_experts={cfg.num_experts}). Legal here: 1. Use fsdp, which splits weights and batch in the same way."
+    ]
+
+
 # Asked only where the axis is larger than one.
 OF_AXIS: dict[str, Callable[[Any, Sizes], list[str]]] = {
+    "expert": _expert,
     "pipeline": _no_layer("pipeline"),
     "context": _no_layer("context"),
 }
