@@ -47,19 +47,28 @@ def fan_in(size: int, scale: float = 1.0) -> Init:
 
 @dataclass(frozen=True)
 class Param:
-    """One parameter: shape, a logical name for each dim, initial law, and its role (which decides on weight decay)."""
+    """One parameter: shape, a logical name for each dim, initial law, and its role (which decides on weight decay).
+
+    `real` is the shape without padding, where a dim was made longer to be split evenly: the padding starts as zeros, is
+    never read, and is neither counted nor saved."""
 
     shape: tuple[int, ...]
     axes: Axes
     init: Init
     kind: Kind = "kernel"
+    real: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         assert len(self.shape) == len(self.axes), (self.shape, self.axes)
 
     @property
+    def real_shape(self) -> tuple[int, ...]:
+        return self.real or self.shape
+
+    @property
     def size(self) -> int:
-        return math.prod(self.shape)
+        """Number of real entries."""
+        return math.prod(self.real_shape)
 
     def dtype(self, weight_dtype: Any) -> Any:
         """The type it is stored in, where weights are stored in `weight_dtype`."""
@@ -95,12 +104,30 @@ def stack(tree: Blueprint, repeats: int) -> dict[str, Any]:
     return map_params(lambda _, p: replace(p, shape=(repeats, *p.shape), axes=("layers", *p.axes)), tree)
 
 
+def pad(tree: Blueprint, dim: str, multiple: int) -> dict[str, Any]:
+    """The same tree with every dim of that name padded up to a multiple."""
+
+    def longer(_: str, p: Param) -> Param:
+        shape = tuple(
+            -(-size // multiple) * multiple if name == dim else size for size, name in zip(p.shape, p.axes, strict=True)
+        )
+        return p if shape == p.shape else replace(p, shape=shape, real=p.real_shape)
+
+    return map_params(longer, tree)
+
+
 def key_of(key: jax.Array, path: str) -> jax.Array:
     """The random key of the parameter at `path`: independent of the tree around it."""
     return jax.random.fold_in(key, zlib.crc32(path.encode()))
 
 
 def _draw(param: Param, key: jax.Array, dtype: Any, layout: Layout) -> jax.Array:
+    if param.real:
+        axes = tuple(
+            None if size != real else dim for dim, size, real in zip(param.axes, param.shape, param.real, strict=True)
+        )
+        value = _draw(replace(param, shape=param.real, axes=axes, real=()), key, dtype, layout)
+        return padded(value, param.shape, layout.spec(param.axes))
     spec = layout.spec(param.axes)
     match param.init.law:
         case "zeros":
@@ -112,6 +139,11 @@ def _draw(param: Param, key: jax.Array, dtype: Any, layout: Layout) -> jax.Array
         case "truncated_normal":
             sample = jax.random.truncated_normal(key, -2.0, 2.0, param.shape, jnp.float32, out_sharding=spec)
     return (sample * param.init.std).astype(dtype)
+
+
+def padded(x: jax.Array, shape: tuple[int, ...], spec: Any) -> jax.Array:
+    """`x` with zeros at its end up to `shape`, in the layout `spec`. Dims to be padded are not split yet."""
+    return jax.reshard(jnp.pad(x, [(0, new - old) for new, old in zip(shape, x.shape, strict=True)]), spec)
 
 
 def initialise(tree: Blueprint, key: jax.Array, dtype: Any, layout: Layout) -> dict[str, Any]:

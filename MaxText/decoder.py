@@ -15,11 +15,12 @@ import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Bool, Float, Int
 
-from MaxText import architecture, blueprint, remat
+from MaxText import architecture, blueprint, remat, sequence
 from MaxText.architecture import Segment, segments
 from MaxText.blueprint import Param, fan_in, normal
-from MaxText.layers import attention, block, embedding, layer_input, mla, norm, rope
+from MaxText.layers import attend, attention, block, embedding, layer_input, masks, mla, norm, rope
 from MaxText.layers.attention import Cache, Context
+from MaxText.layers.masks import Places
 from MaxText.layers.router import Routing
 from MaxText.layout import Axes, Layout, project
 
@@ -75,11 +76,6 @@ def _declare_further(cfg: Any) -> dict[str, Any]:
     }
 
 
-def shift(x_BS: Int[Array, "*batch S"], by: int) -> Int[Array, "*batch S"]:
-    """x[s + by] at s; zeros at the end."""
-    return jnp.pad(x_BS[..., by:], [(0, 0)] * (x_BS.ndim - 1) + [(0, by)])
-
-
 def _further(
     cfg: Any, layout: Layout, params: Any, x: Array, ids_BS: Array, context: Context
 ) -> tuple[tuple[Array, ...], dict[str, block.Side]]:
@@ -87,7 +83,7 @@ def _further(
     spec, found, sides = architecture.further_prediction(cfg), [], {}
     for depth in range(cfg.mtp_num_layers):
         own = params["mtp"][str(depth)]
-        token = _token(cfg, layout, params, shift(ids_BS, depth + 1))
+        token = _token(cfg, layout, params, sequence.shift(cfg, layout, ids_BS, depth + 1))
         token = norm.stream_norm(cfg, layout, token, own["embedding_norm"])
         pair = jnp.stack([token, norm.stream_norm(cfg, layout, x, own["stream_norm"])], axis=2)
         x = project(layout, "BSCD,CDE->BSE", pair, own["projection"], PAIR, attention.STREAM)
@@ -177,19 +173,22 @@ def _embed(cfg: Any, layout: Layout, params: Any, ids_BS: Array, positions_BS: A
 
 
 def _context(
-    cfg: Any, mask_BST: Array, q_BS: Array, k_BT: Array, token_BS: Bool[Array, "B S"] | None, slot: Array | None
+    cfg: Any, layout: Layout, q: Places, k: Places, token_BS: Bool[Array, "B S"] | None, slot: Array | None
 ) -> Context:
-    """Rotations and masks for every kind of layer. `q_BS` and `k_BT` are positions of queries and keys."""
+    """Rotations and masks for every kind of layer, from the places of queries and keys."""
     specs = {spec for segment in segments(cfg) for spec in segment.pattern}
     ropes = {spec.rope for spec in specs if spec.rope is not None}
-    reaches = {spec.reach for spec in specs}
+    reaches = set() if attend.is_split(layout) else {spec.reach for spec in specs}
     temper = None
     if cfg.temperature_tuning:
-        turns = jnp.floor((q_BS.astype(jnp.float32) + cfg.temperature_tuning_offset) / cfg.temperature_tuning_length)
+        position = q.position_BS.astype(jnp.float32)
+        turns = jnp.floor((position + cfg.temperature_tuning_offset) / cfg.temperature_tuning_length)
         temper = 1.0 + cfg.temperature_tuning_scale * jnp.log(1.0 + turns)
     return Context(
-        rotations={kind: rope.rotation(q_BS, kind) for kind in ropes},
-        masks_BST={reach: attention.within_reach(reach, mask_BST, q_BS, k_BT) for reach in reaches},
+        rotations={kind: rope.rotation(q.position_BS, kind) for kind in ropes},
+        masks_BST={reach: masks.visible(reach, q, k) for reach in reaches},
+        places=q,
+        all_places=Places(*(layout.constrain(x, *attend.WHOLE_ROWS) for x in k)),
         temper_BS=temper,
         token_BS=token_BS,
         slot=slot,
@@ -200,7 +199,8 @@ def run(cfg: Any, layout: Layout, params: Any, batch: Mapping[str, Int[Array, "B
     """Hidden states and routing statistics of a batch; `loss` turns the former into predictions."""
     positions, document = batch["positions"], batch["segments"]
     x, own = _embed(cfg, layout, params, batch["inputs"], positions)
-    context = _context(cfg, attention.causal_mask(document), positions, positions, document != 0, None)
+    places = Places(sequence.index(cfg, layout, positions), positions, document)
+    context = _context(cfg, layout, places, places, document != 0, None)
     x, sides = _run(cfg, layout, params, x, own, context)
     further: tuple[Array, ...] = ()
     if cfg.mtp_num_layers:
@@ -257,10 +257,11 @@ def decode(
     batch, length = ids_BS.shape
     positions = slot + jnp.arange(length)
     total = jax.tree.leaves(cache)[0].shape[2]
-    mask = jnp.broadcast_to(jnp.arange(total)[None, :] <= positions[:, None], (batch, length, total))
     q_BS = jnp.broadcast_to(positions, ids_BS.shape)
+    k_BT = jnp.broadcast_to(jnp.arange(total), (batch, total))
     x, own = _embed(cfg, layout, params, ids_BS, q_BS)
-    context = _context(cfg, mask, q_BS, jnp.broadcast_to(jnp.arange(total), (batch, total)), None, slot)
+    q, k = (Places(place, place, jnp.ones_like(place)) for place in (q_BS, k_BT))
+    context = _context(cfg, layout, q, k, None, slot)
     x, sides = _run(cfg, layout, params, x, own, context, cache)
     cache = {name: {i: sides[f"decoder/{name}/{i}"].cache for i in of_segment} for name, of_segment in cache.items()}
     return _final(cfg, layout, params, x), cache

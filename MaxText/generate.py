@@ -71,7 +71,7 @@ def generate(
     first = len(ids)
     slots = np.zeros((len(temperatures), first + new_tokens), np.int32)
     slots[:, :first] = ids
-    sampler = make_sampler(cfg, layout.unsplit("activation_batch"), slots.shape[1])
+    sampler = make_sampler(cfg, layout.unsplit("activation_batch", "activation_length"), slots.shape[1])
     whole = NamedSharding(jax.sharding.get_mesh(), PartitionSpec())
     arguments = (slots, np.int32(first), np.asarray(temperatures, np.float32), jax.random.key(seed))
     out = np.asarray(sampler(params, *(jax.device_put(x, whole) for x in arguments)))

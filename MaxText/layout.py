@@ -93,9 +93,9 @@ class Layout:
                 return PartitionSpec(*spec[:i], axes[0] if len(axes) == 1 else axes, *spec[i + 1 :])
         return spec
 
-    def unsplit(self, dim: str) -> Layout:
-        """The same table with `dim` whole on every device: for arrays too small to split."""
-        rules = tuple((name, () if name == dim else axes) for name, axes in self.rules)
+    def unsplit(self, *dims: str) -> Layout:
+        """The same table with `dims` whole on every device: for arrays too small to split."""
+        rules = tuple((name, () if name in dims else axes) for name, axes in self.rules)
         return dataclasses.replace(self, rules=rules)
 
     def constrain(self, x: jax.Array, *dims: str | None) -> jax.Array:

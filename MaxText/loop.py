@@ -84,7 +84,9 @@ class Loop:
         if not self._parameters_are_finite():
             return
         with self.records.activity("save"):
-            stall = self.records.store.save(self.done, self.state, self.records.checkpoint_meta(self.done))
+            stall = self.records.store.save(
+                self.done, self.session.as_stored(self.state), self.records.checkpoint_meta(self.done)
+            )
         self._extra["save_stall_seconds"] = stall
         self.saved = self.done
         self._mark = time.perf_counter()

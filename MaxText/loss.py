@@ -14,7 +14,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from MaxText import decoder
+from MaxText import decoder, sequence
+from MaxText.layers import dot_product
 from MaxText.layers.router import Routing
 from MaxText.layout import Axes, Layout, project
 
@@ -48,10 +49,15 @@ def logits(cfg: Any, layout: Layout, params: Any, x_BSD: Float[Array, "B S D"]) 
     return _finish(cfg, project(layout, "BSD,DV->BSV", x_BSD, kernel, dims, LOGITS), factor)
 
 
-def _finish(cfg: Any, raw: Array, factor: float) -> Array:
+def _finish(cfg: Any, raw: Array, factor: float, chunk: Array | int = 0, chunks: int = 1) -> Array:
+    """Capped float32 logits of the ids chunk, chunk + chunks, ...; those of the vocabulary's padding never win."""
     out = raw.astype(jnp.float32) * factor
     cap = cfg.final_logits_soft_cap
-    return cap * jnp.tanh(out / cap) if cap else out
+    out = cap * jnp.tanh(out / cap) if cap else out
+    if out.shape[-1] * chunks == cfg.vocab_size:
+        return out
+    ids = jnp.arange(out.shape[-1]) * chunks + chunk
+    return jnp.where((ids < cfg.vocab_size)[None, None], out, dot_product.MASKED)
 
 
 def token_loss(
@@ -70,7 +76,7 @@ def token_loss(
     def one_chunk(carry: tuple[Array, Array, Array], chunk: tuple[Array, Array]):
         largest, total, at_target = carry
         kernel_DV, index = chunk
-        z_BSV = _finish(cfg, project(layout, "BSD,DV->BSV", x_BSD, kernel_DV, dims, LOGITS), factor)
+        z_BSV = _finish(cfg, project(layout, "BSD,DV->BSV", x_BSD, kernel_DV, dims, LOGITS), factor, index, chunks)
         new_largest = jnp.maximum(largest, jax.lax.stop_gradient(z_BSV.max(axis=-1)))
         total = total * jnp.exp(largest - new_largest) + jnp.exp(z_BSV - new_largest[..., None]).sum(axis=-1)
         own = jnp.where(targets_BS % chunks == index, targets_BS // chunks, -1)
@@ -101,10 +107,7 @@ def sums(cfg: Any, layout: Layout, params: Any, batch: dict[str, Int[Array, "B S
     out = decoder.run(cfg, layout, params, batch)
     per_token = token_loss(cfg, layout, params, out.hidden_BSD, batch["targets"])
     mask = batch["loss_mask"].astype(jnp.float32)
-    further = [
-        (token_loss(cfg, layout, params, x, decoder.shift(batch["targets"], by)).nll_BS * further_mask(batch, by)).sum()
-        for by, x in enumerate(out.further_BSD, start=1)
-    ]
+    further = [_further_nll(cfg, layout, params, x, batch, by) for by, x in enumerate(out.further_BSD, start=1)]
     return LossSums(
         (per_token.nll_BS * mask).sum(),
         (jnp.square(per_token.log_z_BS) * mask).sum(),
@@ -115,7 +118,16 @@ def sums(cfg: Any, layout: Layout, params: Any, batch: dict[str, Int[Array, "B S
     )
 
 
-def further_mask(batch: Mapping[str, Int[Array, "*batch S"]], by: int) -> Float[Array, "*batch S"]:
+def _further_nll(cfg: Any, layout: Layout, params: Any, x_BSD: Array, batch: dict[str, Array], by: int) -> Array:
+    targets = sequence.shift(cfg, layout, batch["targets"], by)
+    nll_BS = token_loss(cfg, layout, params, x_BSD, targets).nll_BS
+    return (nll_BS * further_mask(cfg, layout, batch, by)).sum()
+
+
+def further_mask(
+    cfg: Any, layout: Layout, batch: Mapping[str, Int[Array, "*batch S"]], by: int
+) -> Float[Array, "*batch S"]:
     """1 where the target `by` places further on is real and of the same document."""
-    same = (decoder.shift(batch["segments"], by) == batch["segments"]) & (batch["segments"] != 0)
-    return (same & (decoder.shift(batch["loss_mask"], by) != 0)).astype(jnp.float32)
+    document = batch["segments"]
+    same = (sequence.shift(cfg, layout, document, by) == document) & (document != 0)
+    return (same & (sequence.shift(cfg, layout, batch["loss_mask"], by) != 0)).astype(jnp.float32)

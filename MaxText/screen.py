@@ -66,6 +66,7 @@ def plan(cfg: Any, hardware: Hardware, plan: Plan, dtype_reason: str) -> list[tu
         ("mesh", _mesh(plan, hardware)),
         ("compute", f"{cfg.dtype}: {dtype_reason}; weights {cfg.weight_dtype}, remat {cfg.remat_policy}"),
         ("batch", _batch(cfg, plan)),
+        *(("note", note) for note in plan.notes),
     ]
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from MaxText import data, decoder, hardware, optimizer, planner, state, step, tokenizer
+from MaxText import data, decoder, hardware, optimizer, planner, sequence, state, step, tokenizer
 from MaxText.layout import Layout
 from MaxText.state import TrainState
 
@@ -21,6 +21,7 @@ BATCH_DIMS = ("activation_batch", "activation_length")
 def put_microbatches(mesh: Mesh, plan: planner.Plan, batch: dict[str, np.ndarray]) -> dict[str, jax.Array]:
     """Rows [A * B, S] of one optimizer step to microbatches [A, B, S] on the devices of `mesh`."""
     sharding = NamedSharding(mesh, plan.layout.spec((None, *BATCH_DIMS)))
+    batch = sequence.arrange(plan.order, batch)
     return {k: jax.device_put(v.reshape(plan.microbatches, -1, v.shape[-1]), sharding) for k, v in batch.items()}
 
 
@@ -41,6 +42,26 @@ class Session:
     @property
     def layout(self) -> Layout:
         return self.plan.layout
+
+    def as_stored(self, now: TrainState) -> TrainState:
+        """The state as a checkpoint holds it: without padding, so that any mesh can read it."""
+        if not state.has_padding(self.plan.tree):
+            return now
+        return jax.jit(functools.partial(state.without_padding, self.plan.tree))(now)
+
+    def from_stored(self, stored: Any, types: Any) -> Any:
+        """The inverse, for a state or its parameters: in the shapes and layouts of `types`."""
+        if not state.has_padding(self.plan.tree):
+            return stored
+        return jax.jit(lambda values: state.with_padding(self.plan.tree, values, types))(stored)
+
+    @functools.cached_property
+    def stored_type(self) -> TrainState:
+        """The type of the state as a checkpoint holds it."""
+        if not state.has_padding(self.plan.tree):
+            return self.state_type
+        cut = functools.partial(state.without_padding, self.plan.tree)
+        return jax.tree.map(self._concrete, jax.eval_shape(cut, self.state_type))
 
     def fresh_state(self) -> TrainState:
         """A new state on the devices."""
@@ -72,6 +93,7 @@ class Session:
     def put_eval(self, batch: dict[str, np.ndarray]) -> dict[str, jax.Array]:
         """Rows [B, S] to the devices."""
         sharding = NamedSharding(self.mesh, self.layout.spec(BATCH_DIMS))
+        batch = sequence.arrange(self.plan.order, batch)
         return {k: jax.device_put(v, sharding) for k, v in batch.items()}
 
     def compile_step(self) -> jax.stages.Compiled:
@@ -112,5 +134,5 @@ def prepare(cfg: Any) -> Session:
         data.check_enough(evaluation, cfg.eval_steps)
     mesh = planner.build_mesh(plan, jax.devices())
     return Session(
-        cfg, found, dtype_reason, plan, mesh, words, train, evaluation, optimizer.make(cfg, tree, plan.layout)
+        cfg, found, dtype_reason, plan, mesh, words, train, evaluation, optimizer.make(cfg, plan.tree, plan.layout)
     )

@@ -37,7 +37,7 @@ def _totals(cfg: Any, layout: Layout, params: Any, batch: Batch) -> Totals:
     def count(mask: Array) -> Array:
         return jnp.maximum(mask.astype(jnp.float32).sum(), 1.0)
 
-    further = tuple(count(loss.further_mask(batch, by)) for by in range(1, cfg.mtp_num_layers + 1))
+    further = tuple(count(loss.further_mask(cfg, layout, batch, by)) for by in range(1, cfg.mtp_num_layers + 1))
     loads = None
     if balance.needs_whole_step(cfg) and batch["inputs"].shape[0] > 1:
         loads = _summed(lambda mb: balance.loads(decoder.run(cfg, layout, params, mb).routing), batch)

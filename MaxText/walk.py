@@ -12,7 +12,7 @@ from typing import Any
 
 import jax
 
-from MaxText import goodput, report, runtime, screen, session
+from MaxText import decoder, goodput, report, runtime, screen, session
 from MaxText.checkpoint import Store
 from MaxText.convert import start
 from MaxText.convert.source import Source
@@ -81,7 +81,7 @@ def find_beginning(made: Session, store: Store) -> Beginning:
         return find_weights(made, notes)
     notes += check_continues(made, store.manifest(latest)["meta"], latest)
     with jax.set_mesh(made.mesh):
-        store.require_fit(latest, made.state_type)  # before anything is written
+        store.require_fit(latest, made.stored_type)  # before anything is written
     return Beginning(latest, True, notes=notes)
 
 
@@ -89,7 +89,7 @@ def find_weights(made: Session, notes: Sequence[str] = ()) -> Beginning:
     """The beginning of a fresh run. Weights that do not fit are refused; a function that differs is announced."""
     if not made.cfg.load_parameters_path:
         return Beginning(notes=list(notes))
-    source, said = start.open_for(made.cfg, made.plan.tree)
+    source, said = start.open_for(made.cfg, decoder.declare(made.cfg))
     return Beginning(source=source, notes=[*notes, *said])
 
 
@@ -135,9 +135,11 @@ def _state(made: Session, records: Records, beginning: Beginning) -> tuple[Train
         if beginning.source is None:
             return made.fresh_state(), 0
         records.ledger.enter("restore")
-        return made.state_of(start.load(beginning.source, made.plan.tree, made.state_type.params)), 0
+        stored = start.load(beginning.source, decoder.declare(made.cfg), made.stored_type.params)
+        return made.state_of(made.from_stored(stored, made.state_type.params)), 0
     records.ledger.enter("restore")
-    done, state, skipped = records.store.restore_newest(made.state_type)
+    done, stored, skipped = records.store.restore_newest(made.stored_type)
+    state = made.from_stored(stored, made.state_type)
     for reason in skipped:
         records.say(f"warning: {reason}")
     if done != beginning.done:

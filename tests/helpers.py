@@ -17,7 +17,7 @@ import numpy as np
 import optax
 from jax.sharding import Mesh, NamedSharding
 
-from MaxText import blueprint, config, decoder, optimizer, planner, session, state, step
+from MaxText import blueprint, config, decoder, optimizer, planner, sequence, session, state, step
 from MaxText.hardware import Hardware
 from MaxText.layout import Layout
 
@@ -75,7 +75,9 @@ class Toy:
 
     def _parameter(self, path: str, param: blueprint.Param) -> jax.Array:
         rng = np.random.default_rng(zlib.crc32(path.encode()))
-        value = (param.init.law == "ones") + (param.init.std or 0.3) * rng.standard_normal(param.shape, np.float32)
+        real = param.real_shape
+        value = (param.init.law == "ones") + (param.init.std or 0.3) * rng.standard_normal(real, np.float32)
+        value = np.pad(value, [(0, new - old) for new, old in zip(param.shape, real, strict=True)])
         spec = self.layout.spec(param.axes)
         return jax.device_put(value.astype(self.cfg.weight_dtype), NamedSharding(self.mesh, spec))
 
@@ -91,6 +93,7 @@ class Toy:
     def put_rows(self, batch: dict[str, np.ndarray]) -> dict[str, jax.Array]:
         """Rows [R, S] on the devices."""
         sharding = NamedSharding(self.mesh, self.layout.spec(("activation_batch", "activation_length")))
+        batch = sequence.arrange(self.plan.order, batch)
         return {k: jax.device_put(v, sharding) for k, v in batch.items()}
 
     def gradients(self, batch: dict[str, np.ndarray]) -> tuple[dict[str, np.ndarray], dict[str, float]]:

@@ -17,10 +17,9 @@ PACKAGE = ROOT / "MaxText"
 
 # A room (a file or a folder of MaxText/) imports only from the rooms before it.
 ORDER = """
-    errors compat config catalogue hardware layout blueprint architecture capacity flops planner
-    remat layers decoder balance
-    loss tokenizer data evaluate optimizer state step checkpoint runtime metrics goodput report records session screen
-    resume loop generate convert walk train cli __main__
+    errors compat config catalogue hardware layout sequence blueprint architecture capacity flops planner remat layers
+    decoder balance loss tokenizer data evaluate optimizer state step checkpoint runtime metrics goodput report records
+    session screen resume loop generate convert walk train cli __main__
 """
 ROOMS = ORDER.split()
 

@@ -82,10 +82,28 @@ def test_slices_that_are_not_there_are_refused():
         plan(8, slices=2, dcn_data_parallelism=3)
 
 
-@pytest.mark.parametrize("axis", ("pipeline", "context"))
+@pytest.mark.parametrize("axis", ("pipeline",))
 def test_an_axis_without_a_use_is_refused(axis):
     with refused("plan.unused-axis", axis, 2):
         plan(8, **{f"ici_{axis}_parallelism": 2})
+
+
+def test_a_vocabulary_that_does_not_divide_is_padded_and_said():
+    odd = {"vocab_size": 97, "base_num_kv_heads": 4}
+    made, even = plan(8, ici_tensor_parallelism=4, **odd), plan(8, **odd)
+    assert made.parameters == even.parameters and not even.notes
+    (note,) = made.notes
+    assert all(word in note for word in ("vocab_size=97", "100", "4 ways"))
+    assert {p.shape for p in made.tree.values() if isinstance(p, blueprint.Param) and p.real} == {(100, 32), (32, 100)}
+    chunked = plan(8, ici_tensor_parallelism=4, base_num_kv_heads=4, vocab_size=98, num_vocab_tiling=7)
+    assert chunked.tree["logits"].shape == (32, 112)
+
+
+def test_large_arrays_that_stay_whole_are_said():
+    large = {"base_emb_dim": 1024, "base_mlp_dim": 1024}
+    (note,) = plan(2, ici_data_parallelism=2, ici_fsdp_parallelism=1, **large).notes
+    assert "3 large arrays" in note and "mlp/wi_0" in note and "each of 2 devices" in note
+    assert not plan(2, **large).notes and not plan(1, **large).notes
 
 
 def test_a_rule_that_matches_nothing_is_refused():
@@ -104,7 +122,6 @@ def test_rules_that_collide_are_refused():
         ({"ici_tensor_parallelism": 4}, ("num_kv_heads=2", "4 ways", "Legal here: 1, 2.")),
         ({"ici_tensor_parallelism": 8, "base_num_kv_heads": 4}, ("num_query_heads=4", "8 ways", "1, 2, 4.")),
         ({"ici_tensor_parallelism": 2, "base_mlp_dim": 49}, ("mlp_dim=49", "2 ways", "1, 7, 49.")),
-        ({"ici_tensor_parallelism": 2, "vocab_size": 99}, ("vocab_size=99", "2 ways", "1, 3, 9, 11, 33, 99.")),
         ({"base_emb_dim": 36}, ("emb_dim=36", "8 ways over fsdp", "1, 2, 3, 4, 6, 9, 12, 18, 36.")),
     ],
 )

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from MaxText import optimizer, step
+from MaxText import optimizer, state, step
 from MaxText.state import TrainState
 from tests.helpers import MESHES, Toy, assert_close, by_path, toy, toy_batch
 
@@ -57,8 +57,8 @@ CUTS = {
     "chunks4": (ONE, {"num_vocab_tiling": 4}),
     "optimizer-over-data": ({"data": 2, "fsdp": 2}, {"shard_optimizer_over_data": True}),
     "user-rules": (
-        {"fsdp": 2, "expert": 2, "tensor": 2},
-        {"logical_axis_rules": ["embed=fsdp", "mlp_embed=", "mlp=tensor+expert+fsdp"]},
+        {"fsdp": 2, "fsdp_transpose": 2, "tensor": 2},
+        {"logical_axis_rules": ["embed=fsdp", "mlp_embed=", "mlp=tensor+fsdp_transpose+fsdp"]},
     ),
     "user-rules-over-data": (
         {"data": 2, "fsdp": 2, "tensor": 2},
@@ -96,6 +96,38 @@ def test_the_same_for_every_optional_feature_of_a_layer(reference):
         "mlp_activations": ("gelu", "linear"),
     }
     assert_same_step(toy(TENSOR, **model, remat_policy="minimal", num_vocab_tiling=2), reference(**model))
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("chunks", [1, 7])
+def test_a_padded_vocabulary_changes_nothing(tied, chunks):
+    """98 ids split four ways: the padding gets no gradient, and the rest the same as on one device."""
+    model = Z | {"vocab_size": 98, "base_num_kv_heads": 4, "logits_via_embedding": tied}
+    batch = toy_batch(vocab=98)
+    made = toy({"fsdp": 2, "tensor": 4}, **model, num_vocab_tiling=chunks)
+    grads, metrics = made.run(lambda p, b: step.gradients(made.cfg, made.layout, p, b), made.params, made.put(batch))
+    padded = {path: grad for path, grad in by_path(grads).items() if max(grad.shape) > 98}
+    assert len(padded) == (1 if tied else 2)
+    assert all(not grad[98:].any() if path == "embedding" else not grad[:, 98:].any() for path, grad in padded.items())
+    with jax.set_mesh(made.mesh):
+        real = jax.jit(lambda g: state.without_padding(made.plan.tree, g))(grads)
+    wanted_grads, wanted = toy(**model).gradients(batch)
+    assert_close(by_path(real), wanted_grads)
+    assert {name: float(value) for name, value in metrics.items()} == pytest.approx(wanted, rel=1e-5)
+
+
+def test_padding_is_not_saved_and_comes_back():
+    made = toy({"fsdp": 2, "tensor": 4}, vocab_size=98, base_num_kv_heads=4)
+    before, types = made.state(), made.state_type
+    with jax.set_mesh(made.mesh):
+        stored = jax.jit(lambda now: state.without_padding(made.plan.tree, now))(before)
+        after = jax.jit(lambda now: state.with_padding(made.plan.tree, now, types))(stored)
+    one = toy(vocab_size=98, base_num_kv_heads=4)
+    assert jax.tree.map(np.shape, stored) == jax.tree.map(np.shape, one.state())
+    jax.tree.map(np.testing.assert_array_equal, before, after)
+    assert jax.tree.map(lambda x: x.sharding.spec, after.params) == jax.tree.map(
+        lambda x: x.sharding.spec, before.params
+    )
 
 
 def test_a_feature_that_changes_the_model_changes_the_gradient(reference):

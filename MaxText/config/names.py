@@ -68,7 +68,8 @@ _BY_SENTENCE: dict[str, str] = {
     "use indexer_loss_scaling_factor": "indexer_sparse_training",
     "use gradient_clipping_threshold or attn_logits_soft_cap": "use_qk_clip qk_clip_threshold",
     "kernels choose their tiles themselves; set attention": "sa_* local_sa_* wi_tile_* wo_tile_*",
-    "use ici_context_parallelism; how the sequence is split is not a setting": "context_parallel_*",
+    "set ici_context_parallelism, context_parallel_strategy and context_parallel_load_balance": """
+        context_parallel_reorder_strategy context_parallel_size""",
     # experts
     "experts are multiplied group by group without dropping, unless capacity_factor is above 0": """
         sparse_matmul megablox use_tokamax_gmm use_gmm_v2 num_moe_token_chunks

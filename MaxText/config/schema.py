@@ -221,6 +221,12 @@ class Mesh(Group):
     dcn_expert_parallelism: SizeOrMinusOne = key(1, "experts between slices")
     dcn_context_parallelism: SizeOrMinusOne = key(1, "sequence split between slices")
     dcn_tensor_parallelism: SizeOrMinusOne = key(1, "heads and feed-forward split between slices")
+    context_parallel_strategy: Literal["all_gather", "ring", "ulysses"] = key(
+        "all_gather", "how split rows attend: gather all keys, pass them round, or exchange rows for heads"
+    )
+    context_parallel_load_balance: bool = key(
+        True, "give each shard an early and a late part of the row (not for ulysses)"
+    )
     num_slices: SizeOrMinusOne = key(-1, "slices; -1 = as many as there are")
     logical_axis_rules: Texts = key(
         (), "rows dim=axis+axis in place of the planner's, such as embed=fsdp; dim= keeps a dim whole"

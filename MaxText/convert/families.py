@@ -68,6 +68,17 @@ WITHOUT_EFFECT = {
     "boi_token_index",
     "eoi_token_index",
     "is_llama_config",
+    "n_ctx",
+    "resid_pdrop",
+    "embd_pdrop",
+    "attn_pdrop",
+    "summary_type",
+    "summary_use_proj",
+    "summary_activation",
+    "summary_proj_to_labels",
+    "summary_first_dropout",
+    "reorder_and_upcast_attn",
+    "task_specific_params",
     "rope_interleaved",
     "router_aux_loss_weight",
 }
@@ -77,6 +88,7 @@ WITHOUT_EFFECT = {
 class Family:
     """One model_type of Hugging Face.
 
+    `rows` name its tensors, as they are written; `other_rows` are tables of other forms, which are only read;
     `fields` are keys of `fields.FIELDS`; `given` our keys that the type itself decides, beside the bundle `block`;
     `only` their keys of which we can express these values alone, the first of which is written; `defaults` their
     values for absent keys.
@@ -92,6 +104,7 @@ class Family:
     only: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     defaults: Mapping[str, Any] = field(default_factory=dict)
     other_names: tuple[str, ...] = ()
+    other_rows: tuple[tuple[Row, ...], ...] = ()
     nested_in: tuple[str, ...] = ()  # names of multimodal types that hold this one in text_config
 
 
@@ -170,16 +183,16 @@ FAMILIES = (
     ),
     Family(
         "gemma2", "Gemma2ForCausalLM", "gemma2", rows.PLAIN + rows.FOUR_NORMS,
-        (*GEMMA, "query_pre_attn_scalar", "attn_logit_softcapping", "final_logit_softcapping"),
-        (parts.rope(), parts.layers(TWO_KINDS, 4096)),
+        (*GEMMA, "attn_logit_softcapping", "final_logit_softcapping"),
+        (parts.rope(), parts.layers(TWO_KINDS, 4096), parts.QUERY_SCALE),
         given={"layers_per_decoder_layer": 1}, only=NO_BIAS | ONE_WAY,
         defaults=TIED | {"head_dim": 256, "query_pre_attn_scalar": 256}
         | {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0},
     ),
     Family(
         "gemma3_text", "Gemma3ForCausalLM", "gemma3", rows.PLAIN + rows.FOUR_NORMS,
-        (*GEMMA, "query_pre_attn_scalar", "attn_logit_softcapping", "final_logit_softcapping"),
-        (parts.rope(nested=True), parts.layers(FIVE_TO_ONE, 4096)), only=NO_BIAS | ONE_WAY,
+        (*GEMMA, "attn_logit_softcapping", "final_logit_softcapping"),
+        (parts.rope(nested=True), parts.layers(FIVE_TO_ONE, 4096), parts.QUERY_SCALE), only=NO_BIAS | ONE_WAY,
         defaults=TIED | {"head_dim": 256, "query_pre_attn_scalar": 256, "rope_theta": 1e6, "vocab_size": 262_208}
         | {"rope_local_base_freq": 1e4, "num_attention_heads": 8, "num_key_value_heads": 4}
         | {"attn_logit_softcapping": None, "final_logit_softcapping": None},
@@ -198,13 +211,15 @@ FAMILIES = (
     Family(
         "mixtral", "MixtralForCausalLM", "mixtral", rows.PLAIN + rows.PRE_NORMS + rows.EXPERTS_MIXTRAL,
         (*PLAIN, "num_local_experts", "num_experts_per_tok"), (parts.rope(), parts.window(None), parts.SAME_WIDTH),
-        only=NO_BIAS, defaults=UNTIED | {"rms_norm_eps": 1e-5},
+        other_rows=(rows.PLAIN + rows.PRE_NORMS + rows.EXPERTS_FUSED,), only=NO_BIAS,
+        defaults=UNTIED | {"rms_norm_eps": 1e-5},
     ),
     Family(
         "qwen3_moe", "Qwen3MoeForCausalLM", "qwen3_moe", rows.PLAIN + rows.PRE_NORMS + rows.EXPERTS_APART,
         (*PLAIN, "attention_bias", "num_experts", "num_experts_per_tok", "moe_intermediate_size", "norm_topk_prob")
         + ("decoder_sparse_step",),
         (parts.rope(), parts.layers(("full_attention",))),
+        other_rows=(rows.PLAIN + rows.PRE_NORMS + rows.EXPERTS_FUSED,),
         given={"routed_score_func": "softmax"}, only={"mlp_only_layers": ([], None)},
         defaults=UNTIED | {"attention_bias": False, "norm_topk_prob": False, "decoder_sparse_step": 1}
         | {"use_sliding_window": False},
@@ -212,6 +227,7 @@ FAMILIES = (
     Family(
         "deepseek_v2", "DeepseekV2ForCausalLM", "deepseek", LATENT_ROWS + rows.EXPERTS_APART,
         LATENT, (parts.rope(latent=True), parts.GREEDY, parts.LATENT),
+        other_rows=(LATENT_ROWS + rows.EXPERTS_FUSED,),
         given=LATENT_GIVEN | {"routed_score_func": "softmax", "norm_topk_prob": False, "rope_interleave": True},
         only=LATENT_ONLY | {"norm_topk_prob": (False,), "scoring_func": ("softmax",)},
         defaults=LATENT_DEFAULTS,
@@ -219,14 +235,26 @@ FAMILIES = (
     Family(
         "deepseek_v3", "DeepseekV3ForCausalLM", "deepseek", LATENT_ROWS + rows.EXPERTS_APART,
         (*LATENT, "n_group", "topk_group", "rope_interleave"), (parts.rope(latent=True), parts.LATENT),
+        other_rows=(LATENT_ROWS + rows.EXPERTS_FUSED,),
         given=LATENT_GIVEN | {"routed_score_func": "sigmoid", "routed_bias": True, "norm_sigmoid_scores": True},
         only=LATENT_ONLY | {"norm_topk_prob": (True,), "scoring_func": ("sigmoid",), "topk_method": ("noaux_tc",)},
         defaults=LATENT_DEFAULTS | {"rope_interleave": True}, other_names=("kimi_k2",),
     ),
     Family(
-        "mistral4", "Mistral4ForCausalLM", "deepseek", LATENT_ROWS + rows.EXPERTS_MISTRAL4,
+        "deepseek_v32", "DeepseekV32ForCausalLM", "deepseek", LATENT_ROWS + rows.INDEXER + rows.EXPERTS_APART,
+        (*LATENT, "n_group", "topk_group", "index_n_heads", "index_head_dim", "index_topk"),
+        (parts.rope(latent=True), parts.LATENT, parts.SPARSE),
+        other_rows=(LATENT_ROWS + rows.INDEXER + rows.EXPERTS_FUSED,),
+        given=LATENT_GIVEN | {"routed_score_func": "sigmoid", "routed_bias": True, "norm_sigmoid_scores": True}
+        | {"use_indexer": True, "rope_interleave": True},
+        only=LATENT_ONLY | {"norm_topk_prob": (True,), "scoring_func": ("sigmoid",), "topk_method": ("noaux_tc",)},
+        defaults=LATENT_DEFAULTS | {"index_n_heads": 64, "index_head_dim": 128, "index_topk": 2048},
+    ),
+    Family(
+        "mistral4", "Mistral4ForCausalLM", "deepseek", LATENT_ROWS + rows.EXPERTS_FUSED,
         (*LATENT, "n_group", "topk_group", "norm_topk_prob", "rope_interleave"),
         (parts.rope(latent=True, tempered=True), parts.LATENT),
+        other_rows=(LATENT_ROWS + rows.EXPERTS_APART,),
         given=LATENT_GIVEN | {"routed_score_func": "softmax"}, only=LATENT_ONLY,
         defaults=LATENT_DEFAULTS | {"rope_interleave": True, "norm_topk_prob": True},
         nested_in=("mistral3",),
@@ -246,6 +274,16 @@ FAMILIES = (
         "olmo3", "Olmo3ForCausalLM", "olmo3", rows.PLAIN + rows.POST_NORMS,
         PLAIN, (parts.rope(nested=True), parts.layers(("sliding_attention",) * 3 + ("full_attention",), 4096)),
         only=NO_BIAS, defaults=UNTIED | {"rms_norm_eps": 1e-5, "rope_theta": 500_000.0},
+    ),
+    Family(
+        "gpt2", "GPT2LMHeadModel", "gpt3", rows.GPT2,
+        ("vocab_size", "n_embd", "n_layer", "n_head", "n_positions", "layer_norm_epsilon", "activation_function")
+        + ("tie_word_embeddings",),
+        (parts.GPT2,),
+        only={"scale_attn_weights": (True,), "scale_attn_by_inverse_layer_idx": (False,)}
+        | {"add_cross_attention": (False,), "tie_word_embeddings": (True,)},
+        defaults={"vocab_size": 50_257, "n_embd": 768, "n_layer": 12, "n_head": 12, "n_positions": 1024}
+        | {"layer_norm_epsilon": 1e-5, "activation_function": "gelu_new", "tie_word_embeddings": True},
     ),
     Family(
         "llama4_text", "Llama4ForCausalLM", "llama4", rows.MODEL + rows.ATTENTION + rows.PRE_NORMS + rows.LLAMA4,

@@ -29,6 +29,7 @@ OR_NULL: Law = (lambda x: x or 0, lambda x: x or None)  # null there, 0 here: wi
 OR_ONE: Law = (lambda x: -1 if x in (None, 1) else x, lambda x: 1 if x == -1 else x)  # one group is none
 GATE: Law = (_gate, _activation)
 FLOAT: Law = (float, float)
+ALONE: Law = (lambda x: _gate(x)[:1], lambda x: _WRITTEN.get(x[0]) if len(x) == 1 else None)
 
 
 @dataclass(frozen=True)
@@ -77,7 +78,6 @@ FIELDS = {
         field("hidden_activation", "mlp_activations", law=GATE, others=("hidden_act",)),
         field("attention_bias", "attention_bias", "attention_out_bias"),
         field("mlp_bias"),
-        field("query_pre_attn_scalar", law=FLOAT),
         field("attn_logit_softcapping", "attn_logits_soft_cap", law=OR_NULL),
         field("final_logit_softcapping", "final_logits_soft_cap", law=OR_NULL),
         field("num_local_experts", "num_experts"),
@@ -100,6 +100,9 @@ FIELDS = {
         field("rope_interleave"),
         field("swiglu_limit", "mlp_activations_limit", law=FLOAT),
         field("swiglu_alpha", law=FLOAT),
+        field("index_n_heads", "indexer_n_heads"),
+        field("index_head_dim", "indexer_head_dim"),
+        field("index_topk", "indexer_topk"),
         field("hidden_size_per_layer_input"),
         field("num_kv_shared_layers"),
         field("use_double_wide_mlp"),
@@ -108,5 +111,11 @@ FIELDS = {
         field("attn_temperature_tuning", "temperature_tuning"),
         field("attn_scale", "temperature_tuning_scale", law=FLOAT),
         field("floor_scale", "temperature_tuning_length", law=(int, int)),
+        field("n_embd", "base_emb_dim"),
+        field("n_layer", "base_num_decoder_layers"),
+        field("n_head", "base_num_query_heads", "base_num_kv_heads"),
+        field("n_positions", "trainable_position_size"),
+        field("layer_norm_epsilon", "normalization_layer_epsilon", law=FLOAT),
+        field("activation_function", "mlp_activations", law=ALONE),
     )
 }

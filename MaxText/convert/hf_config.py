@@ -188,7 +188,6 @@ def _written(family: Family, cfg: Any) -> dict[str, Any]:
     theirs: dict[str, Any] = {"architectures": [family.architecture], "model_type": family.name}
     theirs |= {key: allowed[0] for key, allowed in family.only.items()}
     theirs |= {name: FIELDS[name].write(cfg) for name in family.fields}
-    theirs["max_position_embeddings"] = cfg.max_position_embeddings
     for part in family.parts:
         theirs |= part.write(cfg)
     return theirs

@@ -43,7 +43,22 @@ def rope(nested: bool = False, latent: bool = False, tempered: bool = False) -> 
         longest = {"max_position_embeddings": theirs.get("max_position_embeddings")}
         return {key: value for key, value in longest.items() if value} | ours
 
-    return part(read, lambda cfg: rope_config.write(cfg, nested), *rope_config.KEYS)
+    def write(cfg: Any) -> dict[str, Any]:
+        return {"max_position_embeddings": cfg.max_position_embeddings} | rope_config.write(cfg, nested)
+
+    return part(read, write, *rope_config.KEYS)
+
+
+def _write_query_scale(cfg: Any) -> dict[str, Any]:
+    scale = cfg.query_pre_attn_scalar or cfg.head_dim
+    return {"query_pre_attn_scalar": int(scale) if scale == int(scale) else scale}  # the reference wants an integer
+
+
+QUERY_SCALE = part(
+    lambda theirs: {"query_pre_attn_scalar": float(theirs["query_pre_attn_scalar"])},
+    _write_query_scale,
+    "query_pre_attn_scalar",
+)
 
 
 # --- what layers see
@@ -250,3 +265,30 @@ LATENT = part(
     "qk_head_dim",
     "head_dim",
 )
+
+
+def _read_sparse(theirs: Theirs) -> Ours:
+    count, dense = theirs["num_hidden_layers"], theirs["first_k_dense_replace"]
+    kinds = ["dense"] * dense + ["sparse"] * (count - dense)
+    if theirs.get("mlp_layer_types") not in (None, kinds):
+        raise Refusal("mlp_layer_types", f"is not {dense} times dense and then sparse, as first_k_dense_replace says")
+    if set(theirs.get("layer_types") or ()) - {"indexed_attention"}:
+        raise Refusal("layer_types", "all layers must be indexed_attention")
+    return {}
+
+
+# Sparse attention in every layer, experts in all but the first ones.
+SPARSE = part(_read_sparse, lambda cfg: {}, "mlp_layer_types", "layer_types")
+
+
+# --- GPT-2
+
+
+def _read_gpt2(theirs: Theirs) -> Ours:
+    width, heads = theirs["n_embd"], theirs["n_head"]
+    if width % heads:
+        raise Refusal("n_head", f"{heads} heads do not divide n_embd={width}")
+    return {"head_dim": width // heads, "base_mlp_dim": theirs.get("n_inner") or 4 * width}
+
+
+GPT2 = part(_read_gpt2, lambda cfg: {"n_inner": cfg.mlp_dim}, "n_inner")

@@ -71,6 +71,14 @@ LATENT = table(
     "kv_a_layernorm.weight | attention/kv_a_norm | c -> c",
     "kv_b_proj.weight | attention/kv_b | c n h -> (n h) c",
 )
+INDEXER = table(
+    LAYER + "self_attn.indexer.",
+    "wq_b.weight | attention/indexer/query | r x i -> (x i) r",
+    "wk.weight | attention/indexer/key | d i -> i d",
+    "k_norm.weight | attention/indexer/key_norm/scale | i -> i",
+    "k_norm.bias | attention/indexer/key_norm/bias | i -> i",
+    "weights_proj.weight | attention/indexer/weight | d x -> x d",
+)
 
 
 def mlp(name: str, path: str) -> tuple[Row, ...]:
@@ -124,9 +132,11 @@ EXPERTS_GPT_OSS = table(
     "experts.down_proj | moe/wo | e f d -> e f d",
     "experts.down_proj_bias | moe/wo_bias | e d -> e d",
 )
-EXPERTS_MISTRAL4 = table(
+# As transformers 5 holds most mixtures in memory, and saves those that were born so.
+EXPERTS_FUSED = table(
     LAYER + "mlp.",
     "gate.weight | moe/router/kernel | d e -> e d",
+    "gate.e_score_correction_bias | moe/router/correction_bias | e -> e",
     "experts.gate_up_proj | moe/wi_0, moe/wi_1 | p e d f -> e (p f) d",
     "experts.down_proj | moe/wo | e f d -> e d f",
 )
@@ -159,6 +169,29 @@ GEMMA4 = table(
     "embed_tokens_per_layer.weight | layer_inputs/table | v j -> v j",
     "per_layer_model_projection.weight | layer_inputs/projection | d j -> j d",
     "per_layer_projection_norm.weight | layer_inputs/norm | p -> p",
+)
+
+# Its matrices lie as ours do, inputs first.
+GPT2 = table(
+    "transformer.",
+    "wte.weight | embedding | v d -> v d",
+    "wpe.weight | positions | s d -> s d",
+    "ln_f.weight | final_norm/scale | d -> d",
+    "ln_f.bias | final_norm/bias | d -> d",
+) + table(
+    "transformer.h.{i}.",
+    "ln_1.weight | attention_norm/scale | d -> d",
+    "ln_1.bias | attention_norm/bias | d -> d",
+    "attn.c_attn.weight | attention/query, attention/key, attention/value | p d n h -> d (p n h)",
+    "attn.c_attn.bias | attention/query_bias, attention/key_bias, attention/value_bias | p n h -> (p n h)",
+    "attn.c_proj.weight | attention/out | n h d -> (n h) d",
+    "attn.c_proj.bias | attention/out_bias | d -> d",
+    "ln_2.weight | mlp_norm/scale | d -> d",
+    "ln_2.bias | mlp_norm/bias | d -> d",
+    "mlp.c_fc.weight | mlp/wi_0 | d f -> d f",
+    "mlp.c_fc.bias | mlp/wi_0_bias | f -> f",
+    "mlp.c_proj.weight | mlp/wo | f d -> f d",
+    "mlp.c_proj.bias | mlp/wo_bias | d -> d",
 )
 
 PLAIN = MODEL + ATTENTION + MLP

@@ -27,7 +27,9 @@ def continue_ids(
     slots = np.zeros((1, len(ids) + new), np.int32)
     slots[0, : len(ids)] = ids
     with jax.set_mesh(placed.mesh), jax.default_matmul_precision("highest"):
-        sampler = make_sampler(placed.cfg, placed.layout.unsplit("activation_batch"), slots.shape[1])
+        sampler = make_sampler(
+            placed.cfg, placed.layout.unsplit("activation_batch", "activation_length"), slots.shape[1]
+        )
         whole = NamedSharding(placed.mesh, PartitionSpec())
         arguments = (slots, np.int32(len(ids)), np.asarray([temperature], np.float32), jax.random.key(0))
         found = sampler(placed.params, *(jax.device_put(x, whole) for x in arguments))

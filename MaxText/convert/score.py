@@ -39,7 +39,9 @@ def place(source: Source, devices: Sequence[jax.Device] | None = None) -> Placed
     cfg, _ = hardware.resolve(source.cfg, found)
     ici, dcn = planner.mesh_degrees(cfg, found)
     sizes = {axis: ici[axis] * dcn[axis] for axis in planner.MESH_AXES}
-    layout = planner.make_layout(sizes)
+    layout = planner.make_layout(sizes).unsplit("activation_length")  # rows may have any length
+    if cfg.vocab_size % layout.ways("vocab"):  # few rows: whole is cheaper than padding
+        layout = layout.unsplit("vocab").unsplit("activation_vocab")
     mesh = compat.explicit_mesh(np.asarray(devices).reshape(tuple(sizes.values())), planner.MESH_AXES)
 
     def put(path: str, param: blueprint.Param) -> jax.Array:

@@ -14,11 +14,13 @@ from MaxText import blueprint, config, decoder
 from MaxText.checkpoint import Store, manifest
 from MaxText.config.schema import ARCHITECTURE
 from MaxText.convert import gguf, hf_config, mapping, rows, safetensors
+from MaxText.convert.families import Family
 from MaxText.convert.weights import Foreign, Stored, Weights, text_names
-from MaxText.errors import DataError
+from MaxText.errors import DataError, StorageError
 
 # What a run's configuration says of its words; the rest (mesh, steps, ...) belongs to the run alone.
 WORDS = ("tokenizer_type", "tokenizer_path", "add_bos", "add_eos", "max_target_length")
+HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
 
 
 @dataclass(frozen=True)
@@ -104,15 +106,35 @@ def _hugging_face(path: Path, overrides: Mapping[str, Any]) -> Source:
     family, recipe = hf_config.read(theirs)
     cfg = config.make_from(recipe, str(path / hf_config.NAME), overrides)
     tree = decoder.declare(cfg)
-    links = mapping.make(cfg, tree, family.rows, family.name)
     tensors, left = text_names(safetensors.read_folder(path), cfg.num_decoder_layers)
-    if cfg.logits_via_embedding and tensors.pop("lm_head.weight", None) is not None:
-        left.append("lm_head.weight")  # a copy of the tied embedding, which some programs save
+    links = _links(cfg, tree, family, tensors)
+    if cfg.logits_via_embedding and HEAD in tensors:
+        left.append(_copy_of_embedding(path, tensors))
     mapping.require_fit(links, {name: tensor.shape for name, tensor in tensors.items()}, str(path))
     dtypes = {name: tensor.dtype for name, tensor in tensors.items()}
     notes = [f"left out: {', '.join(left[:6])}{' ...' if len(left) > 6 else ''} ({len(left)} tensors)"] if left else []
     weights = Foreign(links, lambda name: tensors[name].read(), dtypes)
     return Source(path, "Hugging Face", cfg, recipe, tree, weights, notes)
+
+
+def _copy_of_embedding(path: Path, tensors: dict[str, safetensors.Tensor]) -> str:
+    """Take out the head that some programs save beside the tied embedding; the name. It must be equal."""
+    head = tensors.pop(HEAD)
+    if EMBEDDING in tensors and not head.equals(tensors[EMBEDDING]):
+        raise StorageError(
+            f"{path}: {HEAD} is not {EMBEDDING}, although tie_word_embeddings says that they are one. "
+            "Set it to false in config.json if the head has weights of its own. [convert.unfit]",
+            id="convert.unfit",
+        )
+    return HEAD
+
+
+def _links(cfg: Any, tree: blueprint.Blueprint, family: Family, found: Mapping[str, Any]) -> mapping.Links:
+    """By the first of the family's tables whose names are all there; by the first of all where none is."""
+    tables = (family.rows, *family.other_rows)
+    each = (mapping.make(cfg, tree, table, family.name) for table in tables)
+    first = next(each)
+    return next((links for links in (first, *each) if links.names().keys() <= found.keys()), first)
 
 
 def _gguf(path: Path, overrides: Mapping[str, Any]) -> Source:

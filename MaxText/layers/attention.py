@@ -13,7 +13,8 @@ from jaxtyping import Array, Bool, Float, Int
 
 from MaxText.architecture import LayerSpec, Reach, Rope
 from MaxText.blueprint import ONES, ZEROS, Init, Param, fan_in, normal
-from MaxText.layers import kernels, norm, rope
+from MaxText.layers import attend, dot_product, norm, rope
+from MaxText.layers.masks import Places
 from MaxText.layout import Axes, Layout, project
 
 QUERY: Axes = ("embed", "heads", "head_dim")
@@ -35,7 +36,9 @@ class Context(NamedTuple):
     """What every layer of one forward pass shares. Masks are by reach, rotations by kind of rope."""
 
     rotations: Mapping[Rope, rope.Rotation]
-    masks_BST: Mapping[Reach, Bool[Array, "B S T"]]
+    masks_BST: Mapping[Reach, Bool[Array, "B S T"]]  # none where rows are split: made where they are used
+    places: Places  # of this call's tokens
+    all_places: Places  # of the keys [B, T]; whole on every device
     temper_BS: Float[Array, "B S"] | None = None  # factor on the queries of tempered layers
     token_BS: Bool[Array, "B S"] | None = None  # False on padding; None: no padding
     slot: Int[Array, ""] | None = None  # where the first query of this call goes in the cache
@@ -79,25 +82,6 @@ def _declare_norms(cfg: Any, spec: LayerSpec, heads: Mapping[str, tuple[int, str
     return params
 
 
-def causal_mask(segments_BS: Int[Array, "B S"]) -> Bool[Array, "B S S"]:
-    """Query s sees key t if t <= s and both belong to the same document. Padding (segment 0) sees padding only."""
-    length = segments_BS.shape[1]
-    same_document = segments_BS[:, :, None] == segments_BS[:, None, :]
-    return same_document & jnp.tri(length, dtype=bool)[None, :, :]
-
-
-def within_reach(
-    reach: Reach, mask_BST: Bool[Array, "B S T"], q_BS: Int[Array, "B S"], k_BT: Int[Array, "B T"]
-) -> Bool[Array, "B S T"]:
-    """The causal mask, cut down to what a query at position q may see of a key at position k."""
-    match reach.kind:
-        case "local_sliding":
-            return mask_BST & (q_BS[:, :, None] - k_BT[:, None, :] < reach.size)
-        case "chunk":
-            return mask_BST & (q_BS[:, :, None] // reach.size == k_BT[:, None, :] // reach.size)
-    return mask_BST
-
-
 def attention(
     cfg: Any,
     spec: LayerSpec,
@@ -124,13 +108,22 @@ def attention(
         k, v = _keys_and_values(cfg, spec, layout, params, x_BSD, context)
         cache = None if cache is None else append(cache, Cache(k, v), context.slot)
         k, v = (k, v) if cache is None else cache
-    mask = context.masks_BST[spec.reach]
-    y = kernels.dot_product_attention(q, k, v, mask, cfg.attn_logits_soft_cap, params.get("sink"))
+    y = _attend(cfg, spec, layout, q, Cache(k, v), params.get("sink"), context)
     y = checkpoint_name(y, "attention_out")
     y = checkpoint_name(project(layout, "BSNH,NHD->BSD", y, params["out"], OUT, STREAM), "out_proj")
     if "out_bias" in params:
         y = y + layout.gather(params["out_bias"].astype(y.dtype), ("norm",))[None, None]
     return y, cache, Cache(k, v)
+
+
+def _attend(
+    cfg: Any, spec: LayerSpec, layout: Layout, q: Array, keys: Cache, sink_N: Array | None, context: Context
+) -> Array:
+    if attend.is_split(layout):
+        made_of = attend.Keys(tuple(keys), KV_HEADS)
+        return attend.split(cfg, layout, spec.reach, q, made_of, sink_N, context.places, context.all_places)
+    mask = context.masks_BST[spec.reach]
+    return dot_product.attention(q, *keys, mask, cfg.attn_logits_soft_cap, sink_N)
 
 
 def append(cache: Any, new: Any, slot: Int[Array, ""] | None) -> Any:

@@ -21,6 +21,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Int
 
+from MaxText import sequence
 from MaxText.layers import local
 from MaxText.layers.ragged import Route, Routes
 
@@ -133,33 +134,24 @@ def _rows(x_MD: Array, index_M: Array) -> Array:
     return x_MD.at[index_M].get(mode="promise_in_bounds", unique_indices=False)
 
 
-def places(
-    expert_BSk: Int[Array, "B S k"],
-    index_BS: Int[Array, "B S"],
-    experts: int,
-    split: tuple[str, ...],
-) -> Int[Array, "B S k"]:
-    """How many choices of the same expert came before, in the row's own order: that of `index_BS`, then of a token's
-    choices. Rows may be split over the devices of `split`. `experts` stands for no expert; its places mean nothing."""
+def places(expert_BSk: Int[Array, "B S k"], experts: int, order: sequence.Order) -> Int[Array, "B S k"]:
+    """How many choices of the same expert came before, in the row's own order; a token's choices count in theirs.
+    Where rows are split, one number for each chunk and expert travels. `experts` stands for no expert; its places mean
+    nothing."""
 
     @local.one_at_a_time
-    def run(expert_BSk: Array, index_BS: Array) -> Array:
-        whole = [lax.all_gather(x, split, axis=1, tiled=True) if split else x for x in (expert_BSk, index_BS)]
-        place_BTk = jax.vmap(functools.partial(_places_of_row, experts=experts))(*whole)
-        if not split:
-            return place_BTk
-        length = expert_BSk.shape[1]
-        return lax.dynamic_slice_in_dim(place_BTk, lax.axis_index(split) * length, length, axis=1)
+    def run(expert_BSk: Array) -> Array:
+        expert_BCM = expert_BSk.reshape(expert_BSk.shape[0], order.pieces, -1)
+        place_BCM, rows_BCE = jax.vmap(jax.vmap(functools.partial(_places_of_chunk, experts=experts)))(expert_BCM)
+        before_BCE = sequence.cumsum(order, rows_BCE) - rows_BCE
+        return (place_BCM + jnp.take_along_axis(before_BCE, expert_BCM, axis=-1)).reshape(expert_BSk.shape)
 
-    return run(expert_BSk, index_BS)
+    return run(expert_BSk)
 
 
-def _places_of_row(expert_Tk: Array, index_T: Array, experts: int) -> Array:
-    """Sorted by expert, then by index: the place is the distance from the expert's first."""
-    k = expert_Tk.shape[1]
-    expert_M, index_M = expert_Tk.reshape(-1), (index_T[:, None] * k + jnp.arange(k)[None]).reshape(-1)
-    order_M = jnp.lexsort((index_M, expert_M))
-    sorted_M = expert_M[order_M]
+def _places_of_chunk(expert_M: Array, experts: int) -> tuple[Array, Array]:
+    """(places, choices of each expert). In the order by expert the place is the distance from the expert's first."""
+    to_M = jnp.argsort(expert_M, stable=True)
     rows_E = (expert_M[:, None] == jnp.arange(experts + 1)[None]).sum(axis=0, dtype=jnp.int32)
-    place_M = jnp.arange(expert_M.size, dtype=jnp.int32) - _before(rows_E)[sorted_M]
-    return place_M[jnp.argsort(order_M)].reshape(expert_Tk.shape)
+    place_M = jnp.arange(expert_M.size, dtype=jnp.int32) - _before(rows_E)[expert_M[to_M]]
+    return place_M[jnp.argsort(to_M)], rows_E

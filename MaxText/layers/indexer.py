@@ -17,7 +17,7 @@ from jaxtyping import Array, Bool, Float
 
 from MaxText.architecture import LayerSpec
 from MaxText.blueprint import ONES, ZEROS, Param, fan_in
-from MaxText.layers import kernels, norm, rope
+from MaxText.layers import dot_product, norm, rope
 from MaxText.layers.attention import Context
 from MaxText.layout import Axes, Layout, project
 
@@ -104,7 +104,7 @@ def divergence(
     mask. No gradient reaches the attention."""
     q, k = jax.lax.stop_gradient((q_BSNH, k_BTNH))
     logits = jnp.einsum("BSNH,BTNH->BNST", q, k, preferred_element_type=jnp.float32)
-    attended = jax.nn.softmax(jnp.where(mask_BST[:, None], logits, kernels.MASKED), axis=-1).mean(axis=1)
-    wanted = jax.nn.log_softmax(jnp.where(mask_BST, scores_BST, kernels.MASKED), axis=-1)
+    attended = jax.nn.softmax(jnp.where(mask_BST[:, None], logits, dot_product.MASKED), axis=-1).mean(axis=1)
+    wanted = jax.nn.log_softmax(jnp.where(mask_BST, scores_BST, dot_product.MASKED), axis=-1)
     told = jnp.where(mask_BST, attended * (jnp.log(jnp.maximum(attended, 1e-30)) - wanted), 0.0).sum(axis=-1)
     return (told * token_BS).sum()

@@ -5,6 +5,7 @@ More letters: R query latent, C key/value latent, P rotated part of a head."""
 
 from __future__ import annotations
 
+import functools
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
@@ -13,13 +14,15 @@ from jaxtyping import Array, Float
 
 from MaxText.architecture import LayerSpec
 from MaxText.blueprint import Param, fan_in
-from MaxText.layers import indexer, kernels, norm, rope
+from MaxText.layers import attend, dot_product, indexer, masks, norm, rope
 from MaxText.layers.attention import OUT, Q_HEADS, QUERY, STREAM, Context, append
 from MaxText.layout import Axes, Layout, project
 
 DOWN: Axes = ("embed", None)
 UP: Axes = ("latent", "heads", "head_dim")
 NARROW: Axes = ("activation_batch", "activation_length", None)
+ALL_NARROW: Axes = ("activation_batch", None, None)
+ALL_KEYS: Axes = ("activation_batch", None, "activation_heads", None)
 
 
 class LatentCache(NamedTuple):
@@ -67,16 +70,39 @@ def mla(
     new = _latents(cfg, spec, layout, params, x_BSD, context)
     cache = None if cache is None else append(cache, new, context.slot)
     seen = new if cache is None else cache
+    y, loss = _attend(cfg, spec, layout, params, x_BSD, (q, compressed), seen, context)
+    y = checkpoint_name(y, "attention_out")
+    return checkpoint_name(project(layout, "BSNH,NHD->BSD", y, params["out"], OUT, STREAM), "out_proj"), cache, loss
+
+
+def _attend(
+    cfg: Any,
+    spec: LayerSpec,
+    layout: Layout,
+    params: dict[str, Any],
+    x_BSD: Array,
+    queries: tuple[Array, Array | None],
+    seen: LatentCache,
+    context: Context,
+) -> tuple[Array, Array | None]:
+    """(attention to the latents seen, what the indexer has to learn)."""
+    (q, compressed), loss = queries, None
+    if attend.is_split(layout) and seen.index_BTI is None:
+        kernel = layout.gather(params["kv_b"].astype(x_BSD.dtype), UP)
+        made_of = attend.Keys(seen[:2], NARROW, functools.partial(_made, spec), kernel, UP)
+        return attend.split(cfg, layout, spec.reach, q, made_of, None, context.places, context.all_places), None
+    if attend.is_split(layout):  # the choice needs the scores of all keys: latents are gathered, keys made of all
+        seen = LatentCache(*(layout.constrain(x, *ALL_NARROW) for x in seen if x is not None))
+        mask = masks.visible(spec.reach, context.places, context.all_places)
+    else:
+        mask = context.masks_BST[spec.reach]
     k, v = _expand(layout, spec, params, seen)
-    mask, loss = context.masks_BST[spec.reach], None
     if seen.index_BTI is not None and compressed is not None:
         wanted = indexer.scores(cfg, spec, layout, params["indexer"], x_BSD, compressed, seen.index_BTI, context)
         mask = indexer.choose(cfg, layout, wanted, mask)
         if cfg.indexer_loss_scaling_factor and context.token_BS is not None:
             loss = indexer.divergence(wanted, q, k, mask, context.token_BS)
-    y = kernels.dot_product_attention(q, k, v, mask, cfg.attn_logits_soft_cap)
-    y = checkpoint_name(y, "attention_out")
-    return checkpoint_name(project(layout, "BSNH,NHD->BSD", y, params["out"], OUT, STREAM), "out_proj"), cache, loss
+    return dot_product.attention(q, k, v, mask, cfg.attn_logits_soft_cap), loss
 
 
 def _queries(
@@ -114,12 +140,21 @@ def _latents(
 
 def _expand(layout: Layout, spec: LayerSpec, params: dict[str, Any], seen: LatentCache) -> tuple[Array, Array]:
     """Keys [B, T, N, H] and values [B, T, N, value] of all heads."""
+    both = project(layout, "BTC,CNH->BTNH", seen.latent_BTC, params["kv_b"], UP, ALL_KEYS)
+    return _joined(spec, checkpoint_name(both, "kv_proj"), seen.key_BTP, layout.spec(ALL_KEYS))
+
+
+def _made(spec: LayerSpec, kernel_CNH: Array, seen: tuple[Array, Array]) -> tuple[Array, Array]:
+    """The same inside a wall, of the heads of the kernel."""
+    latent_BTC, key_BTP = seen
+    return _joined(spec, jnp.einsum("BTC,CNH->BTNH", latent_BTC, kernel_CNH), key_BTP, None)
+
+
+def _joined(spec: LayerSpec, both_BTNH: Array, key_BTP: Array, sharding: Any) -> tuple[Array, Array]:
     assert spec.latent is not None
-    both = project(layout, "BTC,CNH->BTNH", seen.latent_BTC, params["kv_b"], UP, Q_HEADS)
-    both = checkpoint_name(both, "kv_proj")
-    plain, v = both[..., : spec.latent.nope_dim], both[..., spec.latent.nope_dim :]
-    shape = (*plain.shape[:3], seen.key_BTP.shape[-1])
-    shared = jnp.broadcast_to(seen.key_BTP[:, :, None], shape, out_sharding=layout.spec(Q_HEADS))
+    plain, v = both_BTNH[..., : spec.latent.nope_dim], both_BTNH[..., spec.latent.nope_dim :]
+    shape = (*plain.shape[:3], key_BTP.shape[-1])
+    shared = jnp.broadcast_to(key_BTP[:, :, None], shape, out_sharding=sharding)
     return jnp.concatenate([plain, shared], axis=-1), v
 
 

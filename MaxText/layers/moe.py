@@ -2,8 +2,8 @@
 
 Choices are sorted by expert and multiplied group by group (MegaBlocks, arXiv:2211.15841), so no work is done for what
 is not there. With a *capacity* every expert takes a fixed number of choices of each row, first come first served, and
-the rest is dropped (GShard, arXiv:2006.16668). Capacity counts per row and in the row's order, so that neither the mesh nor
-accumulation changes what is dropped.
+the rest is dropped (GShard, arXiv:2006.16668). Capacity counts per row and in the row's order, so that neither the mesh
+nor accumulation changes what is dropped.
 
 How experts are split: each shard stores E/P of them, and their other dims over further axes. A shard's weights are
 gathered over those where they are used, forward and backward, and their gradient is scattered back in the stored dtype;
@@ -22,7 +22,7 @@ import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Bool, Float, Int
 
-from MaxText import capacity
+from MaxText import capacity, sequence
 from MaxText.blueprint import ZEROS, Param, fan_in
 from MaxText.layers import dispatch, local, mlp, ragged, router
 from MaxText.layers.router import Choice, Routing
@@ -79,28 +79,20 @@ def moe(
     x_BSD: Float[Array, "B S D"],
     router_x_BSD: Float[Array, "B S D"],
     token_BS: Bool[Array, "B S"] | None,
-    index_BS: Int[Array, "B S"] | None = None,
 ) -> tuple[Float[Array, "B S D"], Routing]:
     """(the experts' weighted sum and the shared experts of x, routing statistics). The router reads `router_x`; where
     token_BS is false (padding) a token passes no expert and counts for nothing; None: all tokens count and none is
-    dropped, as in generation. `index_BS` is the place of each token in its
-    row (None: in order)."""
+    dropped, as in generation."""
     logits_BSE = router.logits(cfg, layout, params["router"], router_x_BSD)
     choice = router.choose(cfg, layout, params["router"], logits_BSE)
-    y, dropped = _experts(cfg, layout, params, x_BSD, choice, token_BS, index_BS)
+    y, dropped = _experts(cfg, layout, params, x_BSD, choice, token_BS)
     if "shared" in params:
         y = y + mlp.mlp(cfg, layout, params["shared"], x_BSD)
     return y, router.statistics(cfg, logits_BSE, choice.expert_BSk, token_BS, dropped)
 
 
 def _experts(
-    cfg: Any,
-    layout: Layout,
-    params: dict[str, Any],
-    x_BSD: Array,
-    choice: Choice,
-    token_BS: Array | None,
-    index_BS: Array | None,
+    cfg: Any, layout: Layout, params: dict[str, Any], x_BSD: Array, choice: Choice, token_BS: Array | None
 ) -> tuple[Array, Array]:
     """(weighted outputs [B, S, D], number of dropped choices)."""
     drop = token_BS is not None
@@ -113,23 +105,20 @@ def _experts(
         whole = {name: layout.spec(_dims(name), without=frozenset(split.embed)) for name in weights}
         weights = {name: jax.reshard(w.astype(x_BSD.dtype), whole[name]) for name, w in weights.items()}
         specs, split = whole, split._replace(embed=())
-    if index_BS is None:
-        row = jnp.arange(x_BSD.shape[1], dtype=jnp.int32)
-        index_BS = jnp.broadcast_to(row, x_BSD.shape[:2], out_sharding=layout.spec(TOKENS))
+    order = sequence.order(cfg, layout)
     row_length = x_BSD.shape[1]
 
-    def run(weights: dict[str, Array], x: Array, choice: Choice, token: Array, index: Array) -> tuple[Array, Array]:
+    def run(weights: dict[str, Array], x: Array, choice: Choice, token: Array) -> tuple[Array, Array]:
         limits = capacity.limits(cfg, capacity.Tokens(*x.shape[:2], row_length), split.shards, drop)
-        y, dropped = _local(cfg, split, limits, weights, x, choice, token, index)
+        y, dropped = _local(cfg, split, limits, order, weights, x, choice, token)
         y = jax.lax.psum(y, split.partial) if split.partial else y
         everywhere = (*split.rows, *split.length)
         return y, jax.lax.psum(dropped, everywhere) if limits.can_drop and everywhere else dropped
 
-    tokens: Any = layout.spec(TOKENS)
     choices: Any = layout.spec(CHOICES)
-    in_specs = (specs, layout.spec(STREAM), Choice(choices, choices), tokens, tokens)
+    in_specs = (specs, layout.spec(STREAM), Choice(choices, choices), layout.spec(TOKENS))
     return jax.shard_map(run, in_specs=in_specs, out_specs=(layout.spec(STREAM), layout.spec(())))(
-        weights, x_BSD, choice, token_BS, index_BS
+        weights, x_BSD, choice, token_BS
     )
 
 
@@ -155,16 +144,16 @@ def _local(
     cfg: Any,
     split: Split,
     limits: capacity.Limits,
+    order: sequence.Order,
     weights: dict[str, Array],
     x_BSD: Array,
     choice: Choice,
     token_BS: Array,
-    index_BS: Array,
 ) -> tuple[Array, Array]:
     """One device's part of `_experts`; what is split over the width, or over shards of the same tokens, is still to be
     summed."""
     k, D = cfg.num_experts_per_tok, x_BSD.shape[-1]
-    expert_BSk, over = _taken(cfg, split, limits, choice.expert_BSk, token_BS, index_BS)
+    expert_BSk, over = _taken(cfg, split, limits, order, choice.expert_BSk, token_BS)
     weight_BSk = local.varying(choice.weight_BSk, split.partial)  # gradients are summed here, once a token
     x_TD = local.varying(x_BSD, split.partial).reshape(-1, D)
     chosen = dispatch.by_expert(expert_BSk.reshape(-1), cfg.num_experts // (split.shards if split.shared else 1))
@@ -183,7 +172,7 @@ def _local(
 
 
 def _taken(
-    cfg: Any, split: Split, limits: capacity.Limits, expert_BSk: Array, token_BS: Array, index_BS: Array
+    cfg: Any, split: Split, limits: capacity.Limits, order: sequence.Order, expert_BSk: Array, token_BS: Array
 ) -> tuple[Array, Array]:
     """(the expert of each choice, counted from the first of this device where shards have the same tokens, the number
     of experts if it passes none; how many choices were beyond the capacity)."""
@@ -191,7 +180,7 @@ def _taken(
     expert_BSk = jnp.where(token_BS[:, :, None], expert_BSk, e)
     over = jnp.zeros((), jnp.int32)
     if limits.capped:
-        beyond = dispatch.places(expert_BSk, index_BS, e, split.length) >= limits.of_row
+        beyond = dispatch.places(expert_BSk, e, order) >= limits.of_row
         over = (beyond & (expert_BSk < e)).sum(dtype=jnp.int32)
         expert_BSk = jnp.where(beyond, e, expert_BSk)
     if split.shared and split.experts:

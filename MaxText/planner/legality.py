@@ -32,7 +32,6 @@ def indivisible(cfg: Any, tree: blueprint.Blueprint, layout: Layout) -> list[str
         ("moe_mlp", cfg.moe_mlp_dim): "moe_mlp_dim",
         ("latent", cfg.q_lora_rank): "q_lora_rank",
         ("latent", cfg.kv_lora_rank): "kv_lora_rank",
-        ("vocab", cfg.vocab_size): "vocab_size",
     }
     used = dict.fromkeys(
         (dim, size) for _, p in blueprint.leaves(tree) for dim, size in zip(p.axes, p.shape, strict=True) if dim
@@ -104,11 +103,60 @@ def _expert(cfg: Any, sizes: Sizes) -> list[str]:
     ]
 
 
+def _context(cfg: Any, sizes: Sizes) -> list[str]:
+    """Rows are cut into equal chunks; what the layers need of their neighbours fits into one."""
+    degree, length = sizes["context"], cfg.max_target_length
+    given = f"ici_context_parallelism x dcn_context_parallelism = {degree}"
+    zigzag = cfg.context_parallel_load_balance and cfg.context_parallel_strategy != "ulysses"
+    chunks = degree * (2 if zigzag else 1)
+    problems = []
+    if length % chunks:
+        plainly = zigzag and length % degree == 0
+        problems.append(
+            f"{given}: max_target_length={length} cannot be cut into {chunks} equal chunks"
+            f"{f' (2 x {degree}, an early and a late one for each shard)' if zigzag else ''}. "
+            f"Nearest max_target_length: {max(length // chunks, 1) * chunks}"
+            f"{', or context_parallel_load_balance=false' if plainly else ''}."
+        )
+    elif cfg.mtp_num_layers > length // chunks:
+        problems.append(
+            f"{given}: mtp_num_layers={cfg.mtp_num_layers} predicts further ahead than a chunk of "
+            f"{length // chunks} tokens reaches. Legal here: a degree below {degree}."
+        )
+    if cfg.use_indexer and cfg.context_parallel_strategy != "all_gather":
+        problems.append(
+            f"context_parallel_strategy={cfg.context_parallel_strategy}: the indexer ranks all keys of a query before "
+            "it attends to any. Legal here: all_gather."
+        )
+    return problems + (_exchange(cfg, sizes, given) if cfg.context_parallel_strategy == "ulysses" else [])
+
+
+def _exchange(cfg: Any, sizes: Sizes, given: str) -> list[str]:
+    """Shards exchange rows for heads, so each must get as many heads; key/value heads may also go to several."""
+    degree, tensor, problems = sizes["context"], sizes["tensor"], []
+    queries = cfg.num_query_heads // tensor
+    if queries % degree:
+        problems.append(
+            f"{given} with context_parallel_strategy=ulysses: num_query_heads={cfg.num_query_heads}, {queries} on each "
+            f"of {tensor} tensor shards, cannot be split {degree} ways. Legal here: {legal(queries)}."
+        )
+    kinds = {"num_kv_heads": cfg.num_kv_heads, "global_num_kv_heads": cfg.global_num_kv_heads}
+    for name, heads in kinds.items() if cfg.attention_type != "mla" else ():
+        here = heads // tensor
+        if here and here % degree and degree % here:
+            fitting = [n for n in range(1, queries + 1) if queries % n == 0 and (here % n == 0 or n % here == 0)]
+            problems.append(
+                f"{given} with context_parallel_strategy=ulysses: {name}={heads}, {here} on each of {tensor} tensor "
+                f"shards, neither divides {degree} nor is divided by it. Legal here: {', '.join(map(str, fitting))}."
+            )
+    return problems
+
+
 # Asked only where the axis is larger than one.
 OF_AXIS: dict[str, Callable[[Any, Sizes], list[str]]] = {
     "expert": _expert,
     "pipeline": _no_layer("pipeline"),
-    "context": _no_layer("context"),
+    "context": _context,
 }
 
 

@@ -7,11 +7,11 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from MaxText import blueprint, flops
+from MaxText import blueprint, flops, sequence
 from MaxText.errors import PlanError
 from MaxText.hardware import Hardware
 from MaxText.layout import Layout
-from MaxText.planner import legality
+from MaxText.planner import legality, notes
 from MaxText.planner.degrees import mesh_degrees
 from MaxText.planner.rules import MESH_AXES, make_layout
 
@@ -23,6 +23,7 @@ class Plan:
     ici: dict[str, int]
     dcn: dict[str, int]
     layout: Layout
+    order: sequence.Order
     tree: blueprint.Blueprint
     devices: int
     global_batch_size: int
@@ -33,6 +34,7 @@ class Plan:
     parameter_bytes: int
     optimizer_bytes: int
     flops_per_step_per_device: float
+    notes: tuple[str, ...] = ()
 
     @property
     def mesh_shape(self) -> dict[str, int]:
@@ -57,7 +59,7 @@ def _bytes(tree: blueprint.Blueprint, layout: Layout, dtype: str, spread: bool =
         axes = (axis for entry in spec if entry for axis in ((entry,) if isinstance(entry, str) else entry))
         return math.prod(sizes[axis] for axis in axes)
 
-    return sum(p.size // ways(p) * p.dtype(dtype).itemsize for _, p in blueprint.leaves(tree))
+    return sum(math.prod(p.shape) // ways(p) * p.dtype(dtype).itemsize for _, p in blueprint.leaves(tree))
 
 
 def _optimizer_bytes(cfg: Any, tree: blueprint.Blueprint, layout: Layout) -> int:
@@ -67,6 +69,13 @@ def _optimizer_bytes(cfg: Any, tree: blueprint.Blueprint, layout: Layout) -> int
     return sum(_bytes(tree, layout, dtype, cfg.shard_optimizer_over_data) for dtype in slots) + 4 * counters
 
 
+def _with_even_vocabulary(cfg: Any, tree: blueprint.Blueprint, layout: Layout) -> blueprint.Blueprint:
+    """The tree with the vocabulary padded, if need be, so that it can be split."""
+    if cfg.vocab_size % layout.ways("vocab") == 0:
+        return tree
+    return blueprint.pad(tree, "vocab", layout.ways("vocab") * cfg.num_vocab_tiling)
+
+
 def make(cfg: Any, tree: blueprint.Blueprint, hardware: Hardware) -> Plan:
     """The plan, or a PlanError that lists every problem of the batch and of divisibility at once. Touches no device."""
     ici, dcn = mesh_degrees(cfg, hardware)
@@ -74,6 +83,7 @@ def make(cfg: Any, tree: blueprint.Blueprint, hardware: Hardware) -> Plan:
     if unusable := legality.unusable_axes(cfg, sizes):
         raise PlanError("\n".join(unusable), id="plan.unused-axis")
     layout = make_layout(sizes, cfg.logical_axis_rules)
+    tree = _with_even_vocabulary(cfg, tree, layout)
     if unmatched := legality.unmatched_rules(cfg, tree):
         raise PlanError("\n".join(unmatched), id="plan.rule")
     rows, eval_rows, problems = legality.batch_rows(cfg, hardware.devices, layout.ways("activation_batch"))
@@ -85,6 +95,7 @@ def make(cfg: Any, tree: blueprint.Blueprint, hardware: Hardware) -> Plan:
         ici=ici,
         dcn=dcn,
         layout=layout,
+        order=sequence.order(cfg, layout),
         tree=tree,
         devices=hardware.devices,
         global_batch_size=rows,
@@ -95,4 +106,5 @@ def make(cfg: Any, tree: blueprint.Blueprint, hardware: Hardware) -> Plan:
         parameter_bytes=_bytes(tree, layout, cfg.weight_dtype),
         optimizer_bytes=_optimizer_bytes(cfg, tree, layout) + 4,  # + the step counter
         flops_per_step_per_device=flops.per_step_per_device(cfg, tokens, hardware.devices),
+        notes=(*notes.padding(cfg, tree, layout), *notes.whole_arrays(tree, layout)),
     )

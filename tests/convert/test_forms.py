@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from MaxText import config
-from MaxText.convert import gguf, gguf_words, hf_config
+from MaxText import blueprint
+from MaxText.convert import gguf, gguf_words, hf_config, safetensors, transfer, weights
 from MaxText.convert.rearrange import Pattern
 from MaxText.convert.source import open_source
-from tests.convert.helpers import llama_gguf
+from MaxText.errors import MaxTextError
+from tests.convert.helpers import GOLDENS, llama_gguf
 
 OLD_LLAMA = {
     "model_type": "llama", "vocab_size": 96, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
@@ -47,21 +51,108 @@ def test_the_old_form_of_two_ropes():
     assert hf_config.read(old)[1] == hf_config.read(sizes | {"rope_parameters": both})[1]
 
 
-HAVE_NO_FAMILY = {
-    "gpt3-175b": "GPT-2 of Hugging Face has another layer",
-    "deepseek-v3.2-671b": "its indexer has no table yet",
-    "mistral-large-3": "its type is not known here",
+# --- the same weights in other forms
+
+FUSED = {
+    "mixtral": ("block_sparse_moe", "w1", "w3", "w2"),
+    "qwen3_moe": ("mlp", "gate_proj", "up_proj", "down_proj"),
+    "deepseek_v3": ("mlp", "gate_proj", "up_proj", "down_proj"),
 }
-RECIPES = sorted(file.stem for file in (Path(__file__).parents[2] / "configs" / "models").glob("*.yml"))
+APART = ("mlp", "gate_proj", "up_proj", "down_proj")
 
 
-@pytest.mark.parametrize("model", [name for name in RECIPES if name not in HAVE_NO_FAMILY])
-def test_recipes_of_the_tree_have_a_family(model: str):
-    """`write` reads its config.json back and compares layer by layer."""
-    cfg = config.make(model_name=model)
-    family, theirs = hf_config.write(cfg)
-    assert family.block in (cfg.decoder_block, cfg.decoder_block.removesuffix("_small"))
-    assert theirs["num_hidden_layers"] == cfg.num_decoder_layers
+def rewritten(folder: Path, tensors: dict[str, np.ndarray], shard_bytes: int = 10**9, **changes: Any) -> Path:
+    """The model in `folder` with these tensors and this config.json."""
+    theirs = json.loads((folder / "config.json").read_text()) | changes
+    shutil.rmtree(folder)
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(theirs))
+    wanted = [safetensors.Wanted(name, array.dtype, array.shape) for name, array in tensors.items()]
+    safetensors.write_folder(folder, wanted, tensors.__getitem__, shard_bytes)
+    return folder
+
+
+def stored(folder: Path) -> dict[str, np.ndarray]:
+    return {name: tensor.read() for name, tensor in safetensors.read_folder(folder).items()}
+
+
+def require_same(left: Path, right: Path) -> None:
+    """Both import to the same arrays, and both write the same bytes."""
+    before, after = open_source(left, {}), open_source(right, {})
+    assert before.cfg == after.cfg
+    for path, param in blueprint.leaves(before.tree):
+        for index in weights.pieces(param):
+            np.testing.assert_array_equal(before.weights.read(path, index), after.weights.read(path, index), path)
+    for source, out in ((left, "left"), (right, "right")):
+        transfer.export_model(source, right.parent / out, {})
+    one, other = (right.parent / out / safetensors.SINGLE for out in ("left", "right"))
+    assert one.read_bytes() == other.read_bytes()
+
+
+@pytest.mark.parametrize("family", FUSED)
+def test_experts_in_one_tensor_are_experts_apart(tmp_path: Path, family: str):
+    folder = Path(shutil.copytree(GOLDENS / family, tmp_path / "model"))
+    block, gate, up, down = FUSED[family]
+    tensors = stored(folder)
+    for layer in {int(name.split(".")[2]) for name in tensors if f"{block}.experts." in name}:
+        here, there = f"model.layers.{layer}.{block}.", f"model.layers.{layer}.mlp."
+        experts = range(sum(name.startswith(f"{here}experts.") for name in tensors) // 3)
+        each = [[tensors.pop(f"{here}experts.{e}.{part}.weight") for part in (gate, up, down)] for e in experts]
+        tensors[f"{there}experts.gate_up_proj"] = np.stack([np.concatenate(two[:2]) for two in each])
+        tensors[f"{there}experts.down_proj"] = np.stack([three[2] for three in each])
+        tensors[f"{there}gate.weight"] = tensors.pop(f"{here}gate.weight")
+    require_same(GOLDENS / family, rewritten(folder, tensors))
+
+
+def test_experts_apart_are_experts_in_one_tensor(tmp_path: Path):
+    folder = Path(shutil.copytree(GOLDENS / "mistral4", tmp_path / "model"))
+    tensors = stored(folder)
+    for name in [name for name in tensors if name.endswith("experts.gate_up_proj")]:
+        prefix = name.removesuffix("gate_up_proj")
+        downs = tensors.pop(f"{prefix}down_proj")
+        for e, (both, down) in enumerate(zip(tensors.pop(name), downs, strict=True)):
+            gate, up = np.split(both, 2)
+            tensors |= {f"{prefix}{e}.{part}.weight": w for part, w in zip(APART[1:], (gate, up, down), strict=True)}
+    require_same(GOLDENS / "mistral4", rewritten(folder, tensors))
+
+
+@pytest.mark.parametrize("form", ["index", "prefix", "buffers"])
+def test_the_same_in_other_files_and_under_other_names(tmp_path: Path, form: str):
+    folder = Path(shutil.copytree(GOLDENS / "gemma3", tmp_path / "model"))
+    tensors, how = stored(folder), {}
+    if form == "index":
+        how = {"shard_bytes": 20_000}
+    elif form == "prefix":  # as a multimodal model holds its text model
+        tensors = {name.replace("model.", "model.language_model.", 1): array for name, array in tensors.items()}
+        tensors["model.vision_tower.patch.weight"] = np.zeros((2, 2), np.float32)
+    else:
+        tensors["model.layers.0.self_attn.rotary_emb.inv_freq"] = np.zeros(4, np.float32)
+        tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"]  # a copy of what is tied
+    rewritten(folder, tensors, **how)
+    assert (folder / safetensors.INDEX).is_file() == (form == "index")
+    require_same(GOLDENS / "gemma3", folder)
+    assert bool(open_source(folder, {}).notes) == (form != "index")
+
+
+def test_a_nested_config_is_the_text_model(tmp_path: Path):
+    folder = Path(shutil.copytree(GOLDENS / "gemma3", tmp_path / "model"))
+    inner = json.loads((folder / "config.json").read_text())
+    outer = {"model_type": "gemma3", "text_config": inner, "vision_config": {"hidden_size": 8}}
+    (folder / "config.json").write_text(json.dumps(outer))
+    require_same(GOLDENS / "gemma3", folder)
+
+
+def test_tied_and_untied(tmp_path: Path):
+    """What is untied needs a tensor of its own; the recipe says which."""
+    folder = Path(shutil.copytree(GOLDENS / "qwen3", tmp_path / "model"))
+    tensors = stored(folder)
+    assert "logits" in open_source(folder, {}).tree
+    head = tensors.pop("lm_head.weight")
+    tied = open_source(rewritten(folder, tensors, tie_word_embeddings=True), {})
+    assert tied.cfg.logits_via_embedding and "logits" not in tied.tree
+    with pytest.raises(MaxTextError) as caught:  # another head than the embedding is no copy to be left out in silence
+        open_source(rewritten(folder, tensors | {"lm_head.weight": head}), {})
+    assert caught.value.id == "convert.unfit" and "lm_head.weight" in str(caught.value)
 
 
 # --- GGUF

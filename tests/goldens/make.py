@@ -202,6 +202,16 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         {**MLA, "first_k_dense_replace": 0, "head_dim": 16}
         | {"rope_parameters": {**YARN, "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.3}},
     ),
+    "deepseek_v32": (
+        "DeepseekV32",
+        {**MLA, "n_group": 4, "topk_group": 2, "index_n_heads": 12, "index_head_dim": 12, "index_topk": 5},
+    ),
+    "gpt2": (
+        "GPT2",
+        {key: None for key in SMALL if key.startswith(("num_", "hidden", "intermediate", "head", "max_"))}
+        | {"n_embd": 32, "n_layer": 3, "n_head": 4, "n_positions": 32, "n_inner": 48, "tie_word_embeddings": True}
+        | {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0},
+    ),
 }
 BFLOAT16 = ("mistral", "mixtral")
 SHARDED = {"mixtral": "60KB", "llama": "60KB"}
@@ -285,7 +295,8 @@ def make(family: str, seed: int) -> None:
     given = {key: value for key, value in settings.items() if value is not None or key == "q_lora_rank"}
     config = getattr(transformers, f"{kind}Config")(**given)
     config._attn_implementation = "eager"
-    model = getattr(transformers, f"{kind.removesuffix('Text')}ForCausalLM")(config).float().eval()
+    head = "LMHeadModel" if kind == "GPT2" else "ForCausalLM"
+    model = getattr(transformers, f"{kind.removesuffix('Text')}{head}")(config).float().eval()
     heat(model, seed)
     if family in BFLOAT16:
         with torch.no_grad():  # not model.bfloat16(), which would round the frequencies of rope as well

@@ -7,7 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from MaxText.layers import attention, kernels
+from MaxText.architecture import Reach
+from MaxText.layers import dot_product
+from MaxText.layers.masks import Places, visible
 
 B, S, T, H = 2, 5, 7, 4
 SEGMENTS = np.array([[1, 1, 1, 2, 2, 0, 0], [1, 2, 2, 2, 3, 3, 3]])
@@ -38,14 +40,14 @@ def draw(heads, kv_heads, seed=0):
 @pytest.mark.parametrize("cap", [0.0, 1.5])
 def test_against_loops(heads, kv_heads, cap):
     q, k, v, mask = draw(heads, kv_heads)
-    found = jax.jit(kernels.dot_product_attention, static_argnums=4)(q, k, v, mask, cap)
+    found = jax.jit(dot_product.attention, static_argnums=4)(q, k, v, mask, cap)
     np.testing.assert_allclose(found, naive(q, k, v, mask, cap), atol=2e-6)
 
 
 def test_what_is_masked_has_no_gradient():
     q, k, v, mask = draw(4, 2)
     mask[:, :, 3] = False
-    grads = jax.grad(lambda k, v: kernels.dot_product_attention(q, k, v, mask).sum(), argnums=(0, 1))(k, v)
+    grads = jax.grad(lambda k, v: dot_product.attention(q, k, v, mask).sum(), argnums=(0, 1))(k, v)
     for grad in grads:
         assert (np.asarray(grad)[:, 3] == 0).all() and np.abs(grad).sum() > 0
 
@@ -53,19 +55,21 @@ def test_what_is_masked_has_no_gradient():
 def test_a_query_that_sees_nothing_is_finite():
     q, k, v, _ = draw(4, 2)
     nothing = np.zeros((B, S, T), bool)
-    value, grad = jax.value_and_grad(lambda v: kernels.dot_product_attention(q, k, v, nothing).sum())(v)
+    value, grad = jax.value_and_grad(lambda v: dot_product.attention(q, k, v, nothing).sum())(v)
     assert np.isfinite(value) and np.isfinite(grad).all()
 
 
 def test_bfloat16_softmax_is_in_float32():
     """255 equal keys: each weight is 1/255; summed up in bfloat16 they would be far from one."""
     q, v = jnp.zeros((1, 1, 1, H), jnp.bfloat16), jnp.ones((1, 255, 1, H), jnp.bfloat16)
-    out = kernels.dot_product_attention(q, v, v, np.ones((1, 1, 255), bool))
+    out = dot_product.attention(q, v, v, np.ones((1, 1, 255), bool))
     assert out.dtype == jnp.bfloat16
     np.testing.assert_allclose(np.asarray(out, np.float32), 1.0, rtol=1e-2)
 
 
 def test_mask_is_causal_within_one_document():
-    found = np.asarray(attention.causal_mask(jnp.asarray(SEGMENTS)))
+    index = np.broadcast_to(np.arange(T), SEGMENTS.shape)
+    places = Places(*map(jnp.asarray, (index, index, SEGMENTS)))
+    found = np.asarray(visible(Reach("global"), places, places))
     wanted = [[[t <= s and row[s] == row[t] for t in range(len(row))] for s in range(len(row))] for row in SEGMENTS]
     np.testing.assert_array_equal(found, wanted)

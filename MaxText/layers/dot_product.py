@@ -1,6 +1,8 @@
-"""The only place that knows which attention or grouped matmul runs on which device. Today: plain XLA everywhere."""
+"""Attention in one piece: all scores at once, in plain XLA."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -9,7 +11,7 @@ from jaxtyping import Array, Bool, Float
 MASKED = -0.7 * float(jnp.finfo(jnp.float32).max)
 
 
-def dot_product_attention(
+def attention(
     q_BSNH: Float[Array, "B S N H"],
     k_BTKH: Float[Array, "B T K H"],
     v_BTKH: Float[Array, "B T K V"],
@@ -22,16 +24,19 @@ def dot_product_attention(
     A sink is one more logit of each head, whose share of the softmax goes nowhere. A query that sees no key at all
     (padding) attends evenly to everything, which keeps it finite; nothing reads it.
     """
-    logits = _scores(q_BSNH, k_BTKH)
-    if soft_cap:
-        logits = soft_cap * jnp.tanh(logits / soft_cap)
+    logits = capped(scores(q_BSNH, k_BTKH), soft_cap)
     logits = jnp.where(mask_BST[:, None, :, :], logits, MASKED)
     weights = jax.nn.softmax(logits, axis=-1) if sink_N is None else _softmax_with_sink(logits, sink_N)
-    return _weighted(weights.astype(v_BTKH.dtype), v_BTKH)
+    return weighted(weights.astype(v_BTKH.dtype), v_BTKH)
+
+
+def capped(logits: Array, soft_cap: float) -> Array:
+    return soft_cap * jnp.tanh(logits / soft_cap) if soft_cap else logits
 
 
 # Where each query head has its own keys there is no dim of groups: a dim of size 1 costs transposes on CPU.
-def _scores(q_BSNH: Array, k_BTKH: Array) -> Float[Array, "B N S T"]:
+def scores(q_BSNH: Float[Array, "B S N H"], k_BTKH: Float[Array, "B T K H"]) -> Float[Array, "B N S T"]:
+    """q k^T per head, in float32."""
     B, S, N, H = q_BSNH.shape
     T, K = k_BTKH.shape[1:3]
     if N == K:
@@ -40,13 +45,16 @@ def _scores(q_BSNH: Array, k_BTKH: Array) -> Float[Array, "B N S T"]:
     return jnp.einsum("BSKGH,BTKH->BKGST", q_BSKGH, k_BTKH, preferred_element_type=jnp.float32).reshape(B, N, S, T)
 
 
-def _weighted(weights_BNST: Array, v_BTKH: Array) -> Float[Array, "B S N H"]:
+def weighted(
+    weights_BNST: Float[Array, "B N S T"], v_BTKH: Float[Array, "B T K H"], dtype: Any = None
+) -> Float[Array, "B S N H"]:
+    """The weighted sum of the values, in `dtype` (none: theirs)."""
     B, N, S, T = weights_BNST.shape
     K, H = v_BTKH.shape[2:]
     if N == K:
-        return jnp.einsum("BNST,BTNH->BSNH", weights_BNST, v_BTKH)
+        return jnp.einsum("BNST,BTNH->BSNH", weights_BNST, v_BTKH, preferred_element_type=dtype)
     weights_BKGST = weights_BNST.reshape(B, K, N // K, S, T)
-    return jnp.einsum("BKGST,BTKH->BSKGH", weights_BKGST, v_BTKH).reshape(B, S, N, H)
+    return jnp.einsum("BKGST,BTKH->BSKGH", weights_BKGST, v_BTKH, preferred_element_type=dtype).reshape(B, S, N, H)
 
 
 def _softmax_with_sink(logits_BNST: Array, sink_N: Array) -> Array:

@@ -1,0 +1,38 @@
+"""What a plan says aloud though it is legal: padding, and what stays whole."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from MaxText import blueprint
+from MaxText.layout import Layout
+
+LARGE = 1 << 20  # entries; smaller arrays are whole for good reason
+
+
+def padding(cfg: Any, tree: blueprint.Blueprint, layout: Layout) -> list[str]:
+    """The vocabulary that was made longer."""
+    longer = [p for _, p in blueprint.leaves(tree) if p.real and "vocab" in p.axes]
+    if not longer:
+        return []
+    to, over = longer[0].shape[longer[0].axes.index("vocab")], " x ".join(layout.axes("vocab"))
+    return [
+        f"vocab_size={cfg.vocab_size} is padded to {to}, to be split {layout.ways('vocab')} ways over {over}; "
+        "the padding is never predicted, nor saved"
+    ]
+
+
+def whole_arrays(tree: blueprint.Blueprint, layout: Layout) -> list[str]:
+    """Large parameters that every one of several devices holds whole."""
+    devices = math.prod(size for _, size in layout.sizes)
+    whole = [(path, p) for path, p in blueprint.leaves(tree) if all(layout.ways(dim) == 1 for dim in p.axes)]
+    large = [(path, p) for path, p in whole if p.size >= LARGE]
+    if devices == 1 or not large:
+        return []
+    total, every = sum(p.size for _, p in large), blueprint.count(tree)
+    names = ", ".join(path for path, _ in large[:3]) + (", ..." if len(large) > 3 else "")
+    return [
+        f"{len(large)} large arrays ({names}), {total / every:.0%} of the parameters, are whole on each of {devices} "
+        "devices; ici_fsdp_parallelism or shard_optimizer_over_data would split them or their optimizer state"
+    ]
