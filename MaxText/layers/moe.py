@@ -109,7 +109,7 @@ def _experts(
     row_length = x_BSD.shape[1]
 
     def run(weights: dict[str, Array], x: Array, choice: Choice, token: Array) -> tuple[Array, Array]:
-        limits = capacity.limits(cfg, capacity.Tokens(*x.shape[:2], row_length), split.shards, drop)
+        limits = capacity.limits(cfg, capacity.Tokens(x.shape[0], x.shape[1], row_length), split.shards, drop)
         y, dropped = _local(cfg, split, limits, order, weights, x, choice, token)
         y = jax.lax.psum(y, split.partial) if split.partial else y
         everywhere = (*split.rows, *split.length)
