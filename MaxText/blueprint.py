@@ -14,11 +14,12 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 
-from MaxText.layout import Axes, Layout
+from MaxText.layout import STAGE_LAYERS, Axes, Layout
 
 # A "router" parameter is moved by the step itself, not by gradients, and is kept in float32.
 Kind = Literal["kernel", "embedding", "norm", "bias", "router"]
 Blueprint = Mapping[str, Any]  # nested; leaves are Param
+STACKED: tuple[Axes, ...] = (("layers",), (STAGE_LAYERS,))  # how the axes of a stack of layers begin
 
 
 @dataclass(frozen=True)
@@ -99,9 +100,9 @@ def count(tree: Blueprint) -> int:
     return sum(param.size for _, param in leaves(tree))
 
 
-def stack(tree: Blueprint, repeats: int) -> dict[str, Any]:
-    """The same tree with a leading dim "layers" of `repeats` on every parameter."""
-    return map_params(lambda _, p: replace(p, shape=(repeats, *p.shape), axes=("layers", *p.axes)), tree)
+def stack(tree: Blueprint, repeats: int, dim: str = "layers") -> dict[str, Any]:
+    """The same tree with a leading dim of `repeats` on every parameter: "layers", or STAGE_LAYERS."""
+    return map_params(lambda _, p: replace(p, shape=(repeats, *p.shape), axes=(dim, *p.axes)), tree)
 
 
 def pad(tree: Blueprint, dim: str, multiple: int) -> dict[str, Any]:

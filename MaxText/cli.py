@@ -6,19 +6,24 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 
-from MaxText import config
+from MaxText import config, launch
 from MaxText.errors import ConfigError, MaxTextError, StorageError
 
 USAGE = """usage: python -m MaxText VERB ...
   config CONFIG [key=value ...]   print every value and where it comes from
+  plan CONFIG [key=value ...]     what a run needs and how fast it will be; json=FILE, explain=ARRAY
   base                            print a CONFIG file with every key and its default (configs/base.yml)
   keys                            print the reference of all keys (docs/keys.md)
+  launch processes=N -- train.py CONFIG ...  one run in N processes on this machine
   goodput RUN                     print where the wall-clock time of a run folder went
+  checkpoint ls|verify|diff|prune RUN  what the checkpoints of a run folder hold; needs no device
   import SRC OUT                  weights of a Hugging Face folder or GGUF file to a checkpoint, with its recipe
   export SRC OUT                  a Hugging Face folder; verify=true compares what both compute
   recipe from-hf SRC [OUT.yml]    the recipe of its architecture, for model_name
   score SRC tokens=T.npy out=S.npz  logits, losses and gradients=true: norms, in float32
   generate SRC prompt=TEXT        a continuation
+  data prepare|show|verify ...    rows made once; the documents of a step; checksums of rows (`data` says more)
+  tokenizer train ...             a vocabulary from the training text (`tokenizer` says more)
   help                            print this
 SRC is a Hugging Face folder, a GGUF file, a run folder, or the folder of a checkpoint step.
 Training: python train.py CONFIG [key=value ...]"""
@@ -49,6 +54,27 @@ def _convert(name: str) -> Callable[[Sequence[str]], str]:
     return run
 
 
+def _checkpoint(arguments: Sequence[str]) -> str:
+    from MaxText.checkpoint import verbs
+
+    return verbs.run(arguments)
+
+
+def _plan(arguments: Sequence[str]) -> str:
+    from MaxText.forecast import verb
+
+    return verb.plan(arguments)
+
+
+def _data(name: str) -> Callable[[Sequence[str]], str]:
+    def run(arguments: Sequence[str]) -> str:
+        from MaxText.data import verbs
+
+        return getattr(verbs, name)(arguments)
+
+    return run
+
+
 def _alone(verb: str, text: Callable[[], str]) -> Callable[[Sequence[str]], str]:
     def run(arguments: Sequence[str]) -> str:
         if arguments:
@@ -63,11 +89,15 @@ VERBS: dict[str, Callable[[Sequence[str]], str]] = {
     "base": _alone("base", config.base_yml),
     "keys": _alone("keys", config.keys_md),
     "goodput": _goodput,
+    "plan": _plan,
+    "checkpoint": _checkpoint,
     "import": _convert("import_"),
     "export": _convert("export"),
     "recipe": _convert("recipe"),
     "score": _convert("score"),
     "generate": _convert("generate"),
+    "data": _data("data"),
+    "tokenizer": _data("train_tokenizer"),
     "help": lambda arguments: USAGE,
 }
 
@@ -77,6 +107,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     verb, *arguments = (sys.argv[1:] if argv is None else argv) or ["help"]
     verb = "help" if verb in ("-h", "--help") else verb
     try:
+        if verb == "launch":
+            return launch.run(arguments)
         if verb not in VERBS:
             raise ConfigError(f"{verb} is no verb [cli.usage]\n{USAGE}", id="cli.usage")
         text = VERBS[verb](arguments)

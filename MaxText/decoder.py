@@ -15,17 +15,18 @@ import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Bool, Float, Int
 
-from MaxText import architecture, blueprint, remat, sequence
+from MaxText import architecture, blueprint, pipeline, remat, sequence
 from MaxText.architecture import Segment, segments
 from MaxText.blueprint import Param, fan_in, normal
 from MaxText.layers import attend, attention, block, embedding, layer_input, masks, mla, norm, rope
 from MaxText.layers.attention import Cache, Context
 from MaxText.layers.masks import Places
 from MaxText.layers.router import Routing
-from MaxText.layout import Axes, Layout, project
+from MaxText.layout import STAGE_LAYERS, Axes, Layout, project
 
 LOGITS: Axes = ("embed", "vocab")
 PAIR: Axes = (None, "embed", None)
+Rows = Mapping[str, Int[Array, "B S"]]
 
 
 class Output(NamedTuple):
@@ -43,12 +44,7 @@ class Output(NamedTuple):
 
 def declare(cfg: Any) -> dict[str, Any]:
     """The blueprint of the whole model: `{embedding, decoder: {segment: {position: layer}}, final_norm[, logits]}`."""
-    stacks = {
-        segment.name: {
-            str(i): blueprint.stack(block.declare(cfg, spec), segment.repeats) for i, spec in enumerate(segment.pattern)
-        }
-        for segment in segments(cfg)
-    }
+    stacks = {segment.name: _declare_segment(cfg, segment) for segment in segments(cfg)}
     tree: dict[str, Any] = {"embedding": embedding.declare(cfg)}
     if cfg.trainable_position_size != -1:
         tree["positions"] = embedding.declare_positions(cfg)
@@ -60,6 +56,14 @@ def declare(cfg: Any) -> dict[str, Any]:
     if cfg.mtp_num_layers:
         tree["mtp"] = {str(i): _declare_further(cfg) for i in range(cfg.mtp_num_layers)}
     return tree
+
+
+def _declare_segment(cfg: Any, segment: Segment) -> dict[str, Any]:
+    dim = STAGE_LAYERS if segment == pipeline.pipelined_segment(cfg) else "layers"
+    return {
+        str(i): blueprint.stack(block.declare(cfg, spec), segment.repeats, dim)
+        for i, spec in enumerate(segment.pattern)
+    }
 
 
 def _declare_further(cfg: Any) -> dict[str, Any]:
@@ -100,51 +104,92 @@ def _run_segment(
     params: Any,
     x: Array,
     context: Context,
-    caches: Any,
-    lent: Any,
-    own: Any,
-):
-    def body(x: Array, slices: tuple[Any, Any, Any]):
+    caches: Any = None,
+    lent: Any = None,
+    own: Any = None,
+) -> tuple[Array, Any]:
+    """The stream after the repeats that `params` holds, and the layers' sides by position, stacked over repeats."""
+    repeats = jax.tree.leaves((params, caches))[0].shape[0]
+    owner = pipeline.make(cfg, layout.size(pipeline.AXIS)) if caches is not None else None
+    if owner and owner.owned and owner.segment == segment:
+        whole, tree = params, _declare_segment(cfg, segment)
+        params, inner = jnp.arange(repeats), layout.inside(pipeline.AXIS)
+    else:
+        owner, inner = None, layout
+
+    def body(x: Array, slices: tuple[Any, Any, Any]) -> tuple[Array, Any]:
         layer_params, layer_caches, own_vectors = slices
-        x = checkpoint_name(x, remat.LAYER_INPUT)
-        sides = {}
+        if owner:
+            layer_params = pipeline.from_owner(layout, tree, whole, layer_params)
+        x, sides = checkpoint_name(x, remat.LAYER_INPUT), {}
         for i, spec in enumerate(segment.pattern):
             cache = None if layer_caches is None else layer_caches[str(i)]
             vectors = None if own_vectors is None else own_vectors[i]
             keys = lent.get(spec.reach) if spec.keys == "borrowed" else None
-            x, sides[str(i)] = block.block(cfg, spec, layout, layer_params[str(i)], x, context, cache, keys, vectors)
+            x, sides[str(i)] = block.block(cfg, spec, inner, layer_params[str(i)], x, context, cache, keys, vectors)
         return x, sides
 
     if caches is None and cfg.remat_policy != "none":
         body = jax.checkpoint(body, policy=remat.policy(cfg), prevent_cse=not cfg.scan_layers)
-    return jax.lax.scan(body, x, (params, caches, own), unroll=1 if cfg.scan_layers else segment.repeats)
+    return jax.lax.scan(body, x, (params, caches, own), unroll=1 if cfg.scan_layers else repeats)
 
 
-def _of_segment(segment: Segment, own_LBSP: Array | None) -> Array | None:
-    """The layers' own vectors, as [repeats, pattern, B, S, P]."""
-    if own_LBSP is None:
-        return None
-    count = segment.repeats * len(segment.pattern)
-    return own_LBSP[segment.first : segment.first + count].reshape(segment.repeats, -1, *own_LBSP.shape[1:])
+def _run_pipelined(
+    cfg: Any, layout: Layout, schedule: pipeline.Schedule, params: Any, x: Array, rows: Rows, own: Any
+) -> tuple[Array, Any]:
+    """The same, through the stages of a pipeline; repeats that the schedule leaves out come after it."""
+    segment, passing = schedule.segment, schedule.pipelined
+
+    def stage(inner: Layout, params: Any, x: Array, rows: Rows, own: Any) -> tuple[Array, Any]:
+        return _run_segment(
+            cfg, inner, segment, params, x, _training_context(cfg, inner, rows), own=_by_repeat(segment, own)
+        )
+
+    def checkpoint(iteration: Any) -> Any:
+        if cfg.remat_policy == "none":
+            return iteration
+        return jax.checkpoint(iteration, policy=remat.policy(cfg, in_a_loop=True), prevent_cse=False)
+
+    first = None if own is None else own[: passing * len(segment.pattern)]
+    tree = _declare_segment(cfg, segment)
+    x, sides = pipeline.run(layout, schedule, tree, stage, params, x, rows, first, checkpoint)
+    if passing == segment.repeats:
+        return x, sides
+    rest = jax.tree.map(lambda p: p[passing:], params)
+    left = None if own is None else own[passing * len(segment.pattern) :]
+    context = _training_context(cfg, layout, rows)
+    x, more = _run_segment(cfg, layout, segment, rest, x, context, own=_by_repeat(segment, left))
+    return x, jax.tree.map(lambda a, b: jnp.concatenate([a, b]), sides, more)
 
 
-def _run(cfg: Any, layout: Layout, params: Any, x: Array, own: Array | None, context: Context, caches: Any = None):
-    """(the stream after the last layer, {path of a layer: its Side, stacked over repeats})."""
+def _by_repeat(segment: Segment, own_LBSP: Array | None) -> Array | None:
+    """The own vectors of the segment's layers, as [repeats, pattern, B, S, P]."""
+    return None if own_LBSP is None else own_LBSP.reshape(-1, len(segment.pattern), *own_LBSP.shape[1:])
+
+
+def _run(
+    cfg: Any,
+    layout: Layout,
+    params: Any,
+    x: Array,
+    own: Array | None,
+    context: Context,
+    rows: Rows | None = None,
+    caches: Any = None,
+) -> tuple[Array, dict[str, Any]]:
+    """(the stream after the last layer, {path of a layer: its Side, stacked over repeats}). With `rows`, the positions
+    and segments of a batch, it passes the pipeline if there is one."""
     all_sides: dict[str, Any] = {}
     lent: dict[Any, Any] = {}
+    schedule = pipeline.make(cfg, layout.size(pipeline.AXIS)) if rows else None
     for segment in segments(cfg):
-        stack_caches = None if caches is None else caches[segment.name]
-        x, sides = _run_segment(
-            cfg,
-            layout,
-            segment,
-            params["decoder"][segment.name],
-            x,
-            context,
-            stack_caches,
-            lent,
-            _of_segment(segment, own),
-        )
+        stack, last = params["decoder"][segment.name], segment.first + segment.repeats * len(segment.pattern)
+        vectors = None if own is None else own[segment.first : last]
+        if rows and schedule and schedule.segment == segment:
+            x, sides = _run_pipelined(cfg, layout, schedule, stack, x, rows, vectors)
+        else:
+            cache = None if caches is None else caches[segment.name]
+            x, sides = _run_segment(cfg, layout, segment, stack, x, context, cache, lent, _by_repeat(segment, vectors))
         all_sides |= {f"decoder/{segment.name}/{i}": side for i, side in sides.items()}
         for spec, side in zip(segment.pattern, sides.values(), strict=True):
             if side.keys is not None:  # such a layer stands alone in its segment
@@ -195,13 +240,19 @@ def _context(
     )
 
 
+def _training_context(cfg: Any, layout: Layout, rows: Rows) -> Context:
+    """The context of whole rows, from the positions and documents of their tokens."""
+    positions, document = rows["positions"], rows["segments"]
+    places = Places(sequence.index(cfg, layout, positions), positions, document)
+    return _context(cfg, layout, places, places, document != 0, None)
+
+
 def run(cfg: Any, layout: Layout, params: Any, batch: Mapping[str, Int[Array, "B S"]]) -> Output:
     """Hidden states and routing statistics of a batch; `loss` turns the former into predictions."""
-    positions, document = batch["positions"], batch["segments"]
-    x, own = _embed(cfg, layout, params, batch["inputs"], positions)
-    places = Places(sequence.index(cfg, layout, positions), positions, document)
-    context = _context(cfg, layout, places, places, document != 0, None)
-    x, sides = _run(cfg, layout, params, x, own, context)
+    rows = {name: batch[name] for name in ("positions", "segments")}
+    x, own = _embed(cfg, layout, params, batch["inputs"], rows["positions"])
+    context = _training_context(cfg, layout, rows)
+    x, sides = _run(cfg, layout, params, x, own, context, rows)
     further: tuple[Array, ...] = ()
     if cfg.mtp_num_layers:
         further, more = _further(cfg, layout, params, x, batch["inputs"], context)
@@ -242,7 +293,8 @@ def empty_cache(cfg: Any, layout: Layout, batch: int, length: int) -> dict[str, 
             widths = [spec.latent.key_value_rank, spec.latent.rope_dim]
             widths += [cfg.indexer_head_dim] if spec.latent.indexer else []
             return mla.LatentCache(*(zeros(mla.NARROW, width) for width in widths))
-        return Cache(*(zeros(attention.KV_HEADS, spec.kv_heads, spec.head_dim) for _ in range(2)))
+        heads = attention.heads_in_use(layout, spec.kv_heads)
+        return Cache(*(zeros(attention.KV_HEADS, heads, spec.head_dim) for _ in range(2)))
 
     return {
         segment.name: {str(i): stacked(segment, spec) for i, spec in enumerate(segment.pattern)}
@@ -262,6 +314,6 @@ def decode(
     x, own = _embed(cfg, layout, params, ids_BS, q_BS)
     q, k = (Places(place, place, jnp.ones_like(place)) for place in (q_BS, k_BT))
     context = _context(cfg, layout, q, k, None, slot)
-    x, sides = _run(cfg, layout, params, x, own, context, cache)
+    x, sides = _run(cfg, layout, params, x, own, context, caches=cache)
     cache = {name: {i: sides[f"decoder/{name}/{i}"].cache for i in of_segment} for name, of_segment in cache.items()}
     return _final(cfg, layout, params, x), cache

@@ -56,7 +56,7 @@ def weights_per_token(cfg: Any) -> int:
     return layers + shared_input + head + cfg.mtp_num_layers * further
 
 
-def _seen(reach: Reach, length: int) -> float:
+def keys_seen(reach: Reach, length: int) -> float:
     """Keys that a query sees, averaged over a row without packing."""
     size = reach.size
     if reach.kind == "local_sliding" and size < length:
@@ -68,8 +68,8 @@ def _attention(cfg: Any, spec: LayerSpec) -> float:
     """FLOPs of scores and weighted sum of one token, forward; and of the indexer's scores."""
     width = spec.query_heads * (spec.head_dim + spec.value_dim)
     if not spec.latent or not spec.latent.indexer:
-        return 2 * _seen(spec.reach, cfg.max_target_length) * width
-    seen = _seen(Reach("local_sliding", cfg.indexer_topk), cfg.max_target_length)
+        return 2 * keys_seen(spec.reach, cfg.max_target_length) * width
+    seen = keys_seen(Reach("local_sliding", cfg.indexer_topk), cfg.max_target_length)
     return 2 * seen * width + cfg.max_target_length * cfg.indexer_n_heads * cfg.indexer_head_dim
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import collections
 import functools
 import os
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
@@ -34,13 +36,35 @@ class Hardware:
         return self.platform == "cpu" and self.devices > self.processes
 
 
-def detect() -> Hardware:
-    """Ask JAX. Starts the backend."""
+def detect(num_slices: int = -1) -> Hardware:
+    """Ask JAX. Starts the backend. On CPU, where nothing is a slice, `num_slices` > 1 equal parts count as slices.
+
+    Raises PlanError: "plan.unequal-devices", "plan.slices".
+    """
     devices = jax.devices()
     first = devices[0]
+    _require_equal(collections.Counter(d.process_index for d in devices))
     slices = len({getattr(d, "slice_index", 0) or 0 for d in devices})
+    if first.platform == "cpu" and num_slices > 1:
+        slices = num_slices
+        if len(devices) % slices:
+            raise PlanError(
+                f"num_slices={slices} cannot share {len(devices)} CPU devices equally. "
+                f"Set num_cpu_devices to a multiple of {slices}.",
+                id="plan.slices",
+            )
     known = catalogue.of_devices(first.platform, first.device_kind, len(devices), slices)
     return Hardware(first.platform, first.device_kind, len(devices), jax.process_count(), slices, _memory(first), known)
+
+
+def _require_equal(devices: Mapping[int, int]) -> None:
+    """Refuse processes with different numbers of devices: their shares of a batch would differ."""
+    if len(set(devices.values())) > 1:
+        shown = ", ".join(f"process {process} has {count}" for process, count in sorted(devices.items())[:20])
+        raise PlanError(
+            f"the processes have different numbers of devices: {shown}. Give all the same number.",
+            id="plan.unequal-devices",
+        )
 
 
 def named(name: str, num_slices: int = -1) -> Hardware:
@@ -63,7 +87,7 @@ def named(name: str, num_slices: int = -1) -> Hardware:
 
 def of(cfg: Any) -> Hardware:
     """What `cfg` runs on: what is here, which must be the slice that `hardware` names, if it names one."""
-    found = detect()
+    found = detect(cfg.num_slices)
     if not catalogue.is_slice(cfg.hardware):
         return found
     meant = named(cfg.hardware, cfg.num_slices)
@@ -110,6 +134,7 @@ def _measured_cpu(devices: int) -> catalogue.Chip:
         chips_per_host=1,
         devices_per_chip=devices,
         matrix_unit=1,
+        matmul_share=1.0,
         naming="chips",
         dims=1,
         largest=1,

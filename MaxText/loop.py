@@ -49,7 +49,7 @@ class Loop:
         """Train from `done` to `steps`. Raises Preempted after a signal, and whatever ends the run early."""
         cfg, records = self.session.cfg, self.records
         self._mark = time.perf_counter()
-        with Feeder(self.session.train, self.done, cfg.steps, self.session.put_train) as feeder:
+        with Feeder(self.session.train_share, self.done, cfg.steps, self.session.put_train) as feeder:
             while self.done < cfg.steps:
                 records.ledger.enter("data_wait")
                 step, batch = next(feeder)
@@ -69,7 +69,7 @@ class Loop:
         if cfg.eval_interval > 0 and self.done % cfg.eval_interval == 0 and self.done < cfg.steps:
             self.evaluate()
         if signal := self.records.stop_requested():
-            raise Preempted(f"stopped by {signal.name} after {self.done} steps.", id="run.preempted")
+            raise Preempted(f"stopped by {signal} after {self.done} steps.", id="run.preempted")
 
     def settle(self) -> None:
         """Read what is still on the device; afterwards the state is known to be finite up to `done`."""
@@ -83,10 +83,9 @@ class Loop:
             return
         if not self._parameters_are_finite():
             return
+        meta = self.records.checkpoint_meta(self.done, self.session.train.state_at(self.done))
         with self.records.activity("save"):
-            stall = self.records.store.save(
-                self.done, self.session.as_stored(self.state), self.records.checkpoint_meta(self.done)
-            )
+            stall = self.records.store.save(self.done, self.session.as_stored(self.state), meta)
         self._extra["save_stall_seconds"] = stall
         self.saved = self.done
         self._mark = time.perf_counter()
@@ -111,7 +110,7 @@ class Loop:
     def evaluate(self) -> dict[str, float]:
         """Held-out loss of the current parameters: written to the metrics, said on the console."""
         session, cfg = self.session, self.session.cfg
-        if session.evaluation is None:
+        if session.evaluation is None or session.eval_share is None:
             return {}
         self.settle()
         if self._eval_program is None:
@@ -121,11 +120,13 @@ class Loop:
             result = evaluate(
                 self._eval_program,
                 self.state.params,
-                session.evaluation,
+                session.eval_share,
                 session.put_eval,
                 session.tokenizer.token_bytes,
                 cfg.eval_steps if cfg.eval_steps > 0 else session.evaluation.batches or 0,
                 stop=lambda: self.records.stop_requested() is not None,
+                counted=session.eval_share.part.counted,
+                total=lambda own: sum(self.records.group.gather("bytes of an evaluation", own)),
             )
         if result:
             self.records.evaluation(self.done, result)

@@ -10,7 +10,7 @@
 from __future__ import annotations
 
 import contextlib
-import signal
+import os
 import sys
 import time
 from collections.abc import Iterator
@@ -19,32 +19,45 @@ from typing import Any, Self
 
 from MaxText import goodput, metrics, runtime
 from MaxText.checkpoint import Store
-from MaxText.errors import StorageError
+from MaxText.errors import PeerLost, StorageError
+from MaxText.processes import Alone, Group
 
 
 class Records:
     """Opened once everything is checked; from here on the run writes. Close it through `walk.finish` only."""
 
-    def __init__(self, cfg: Any, store: Store, signals: runtime.Signals, meta: dict[str, Any]) -> None:
+    def __init__(
+        self, cfg: Any, store: Store, signals: runtime.Signals, meta: dict[str, Any], group: Group | None = None
+    ) -> None:
+        """Of several processes only the primary one writes; what the others say is lost, but for a trace."""
         folder = cfg.run_folder
-        self.store, self.cfg = store, cfg
+        self.store, self.cfg, self.group = store, cfg, group or Alone()
         self._signals, self._meta = signals, meta
         self._stack = contextlib.ExitStack()
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            (folder / "config.yml").write_text(cfg.dump(), encoding="utf-8")
-            self._log = self._stack.enter_context((folder / "log.txt").open("a", encoding="utf-8"))
+            self._file("config.yml").write_text(cfg.dump(), encoding="utf-8")
+            self._log = self._stack.enter_context(self._file("log.txt").open("a", encoding="utf-8"))
         except OSError as error:
             raise StorageError(
                 f"the run folder {folder} cannot be written: {error.strerror or error}. "
                 "Set base_output_directory to a place that can.",
                 id="run.folder",
             ) from error
-        self.ledger = goodput.Ledger(folder / "goodput.jsonl", age=runtime.process_age(), warn=self.say)
-        also = Path(cfg.metrics_file).expanduser() if cfg.metrics_file else None
-        self.metrics = self._stack.enter_context(metrics.Writer(folder / "metrics.jsonl", also))
+        self.ledger = goodput.Ledger(self._file("goodput.jsonl"), age=runtime.process_age(), warn=self.say)
+        also = Path(cfg.metrics_file).expanduser() if cfg.metrics_file and self.group.primary else None
+        self.metrics = self._stack.enter_context(metrics.Writer(self._file("metrics.jsonl"), also))
         self.profiler = self._stack.enter_context(runtime.Profiler(cfg, folder / "profile"))
         self._console: metrics.Console | None = None
+        self.group.on_lost(self._lost)
+
+    def _file(self, name: str) -> Path:
+        return self.cfg.run_folder / name if self.group.primary else Path(os.devnull)
+
+    def _lost(self, text: str) -> None:
+        """The last words of this process when another is gone; the next attempt's ledger goes on from them."""
+        self.log(f"exit code {PeerLost.exit_code}: {text}")
+        self.ledger.finish("processes.lost")
 
     def __enter__(self) -> Self:
         return self
@@ -55,6 +68,8 @@ class Records:
 
     def open_console(self, first_step: int) -> None:
         """From now on a progress bar, or plain lines on a pipe."""
+        if not self.group.primary:
+            return
         self._console = metrics.Console(sys.stdout, first_step, self.cfg.steps, self.cfg.log_period)
 
     def close_console(self) -> None:
@@ -66,7 +81,7 @@ class Records:
         """A message for the person, also kept in the log."""
         if self._console:
             self._console.say(text)
-        else:
+        elif self.group.primary:
             print(text, flush=True)
         self.log(text)
 
@@ -99,9 +114,12 @@ class Records:
         finally:
             self.ledger.enter("step")
 
-    def stop_requested(self) -> signal.Signals | None:
-        return self._signals.requested
+    def stop_requested(self) -> str | None:
+        """The name of the signal that stops the run, at the same point in all processes; call it in all of them."""
+        own = self._signals.requested
+        return self.group.poll(own.name if own else None)
 
-    def checkpoint_meta(self, done: int) -> dict[str, Any]:
-        """What a checkpoint says of itself beside its arrays."""
-        return {**self._meta, "steps_done": done}
+    def checkpoint_meta(self, done: int, data_state: dict[str, Any] | None) -> dict[str, Any]:
+        """What a checkpoint says of itself beside its arrays. data_state: where a stream stands."""
+        place = {} if data_state is None else {"data_state": data_state}
+        return {**self._meta, "steps_done": done, **place}

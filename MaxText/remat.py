@@ -55,12 +55,13 @@ def offloads(cfg: Any) -> bool:
     return "offload" in places(cfg).values()
 
 
-def policy(cfg: Any) -> Callable[..., Any]:
+def policy(cfg: Any, in_a_loop: bool = False) -> Callable[..., Any]:
     """The same for `jax.checkpoint`; not for remat_policy=none, which needs none.
 
-    A layer's input on the device needs no name: it is what `jax.checkpoint` keeps anyway."""
+    A layer's input on the device needs no name: it is what `jax.checkpoint` keeps anyway. It does where the checkpoint
+    wraps a whole turn in a loop (of a pipeline), whose layers are then checkpointed once more, by the same policy."""
     found = places(cfg)
-    device = [name for name in NAMES if found[name] == "device" and name != LAYER_INPUT]
+    device = [name for name in NAMES if found[name] == "device" and (in_a_loop or name != LAYER_INPUT)]
     host = [name for name in NAMES if found[name] == "offload"]
     if not host:
         return jax.checkpoint_policies.save_only_these_names(*device)

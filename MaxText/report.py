@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from MaxText import goodput
+
+BAD_SHOWN = 20  # documents that could not be read, by name
 
 LABELS = {
     "startup": "start-up",
@@ -32,6 +34,25 @@ def summary(report: goodput.Report, *, attempt: int | None = None, files: Mappin
     chosen = next((one for one in report.attempts if one.number == attempt), report.attempts[-1])
     blocks = [wall_clock(chosen), goodput.summary(report), locations(files or {})]
     return "\n".join(filter(None, blocks))
+
+
+def data(summary: Mapping[str, Any], bad: Sequence[tuple[str, str]] = ()) -> str:
+    """Return what became of the data: one line, one for each part of a mixture, and the documents that were no use.
+
+    Args:
+      summary: of `data.Dataset.summary`.
+      bad: name and fault of documents that could not be read.
+    """
+    dropped = ", ".join(f"{count:,} {reason}" for reason, count in summary["dropped"].items()) or "none"
+    lines = [
+        f"data: {summary['rows']:,} rows, {summary['tokens']:,} tokens trained on, {summary['padding']:,} slots of "
+        f"padding; {summary['epochs']:.2f} epochs, {summary['rows_repeated']:,} rows repeated, "
+        f"{summary['rows_unseen']:,} not seen; documents dropped: {dropped}"
+    ]
+    parts: Mapping[str, tuple[int, float]] = summary.get("parts", {})
+    lines += [f"  {name}: {rows:,} rows, {epochs:.2f} epochs" for name, (rows, epochs) in parts.items()]
+    lines += [f"  left out: {name} {fault}" for name, fault in bad[:BAD_SHOWN]]
+    return "\n".join(lines + ([f"  and {len(bad) - BAD_SHOWN} more"] if len(bad) > BAD_SHOWN else []))
 
 
 def wall_clock(attempt: goodput.Attempt) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from MaxText import optimizer
+from MaxText import data, optimizer
 from MaxText.errors import ConfigError
 from MaxText.session import Session
 
@@ -28,16 +28,13 @@ def check_continues(made: Session, meta: dict[str, Any], done: int) -> list[str]
     What the arrays look like is compared by the store itself, leaf by leaf, when it restores.
     """
     _same_data(made, meta["data"])
-    return _schedule_notes(made.cfg, meta["config"], done)
+    return data.notes(meta["data"], made.train.fingerprint) + _schedule_notes(made.cfg, meta["config"], done)
 
 
 def _same_data(made: Session, before: dict[str, Any]) -> None:
-    now = made.train.fingerprint
-    different = [key for key in before.keys() | now.keys() if before.get(key) != now.get(key)]
+    different = data.differences(before, made.train.fingerprint)
     if different:
-        rows = "\n".join(
-            f"  {key}: {before.get(key)} in the checkpoint, {now.get(key)} now" for key in sorted(different)
-        )
+        rows = "\n".join(f"  {line}" for line in different)
         raise ConfigError(
             f"{made.cfg.run_folder} was trained on other data, so its data order cannot be continued exactly:\n{rows}\n"
             "Choose another run_name to start afresh, or give the old values.",

@@ -9,6 +9,7 @@ import contextlib
 import ctypes
 import glob
 import importlib.util
+import math
 import os
 import signal
 import sys
@@ -17,7 +18,12 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import FrameType
-from typing import Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, Protocol, Self
+
+from MaxText.errors import PlanError
+
+if TYPE_CHECKING:
+    from MaxText.processes import Several
 
 _IMPORTED = time.monotonic()
 _DEGREES = tuple(
@@ -49,13 +55,13 @@ class RuntimeConfig(Protocol):
 # --- before JAX is imported ------------------------------------------------------------------------------------------
 
 
-def prepare(cfg: RuntimeConfig) -> dict[str, str]:
+def prepare(cfg: RuntimeConfig, processes: int = 1) -> dict[str, str]:
     """Set the process environment that JAX reads when it is imported, and return what was set.
 
     Call it before jax is imported. Where jax is there already (a notebook, a test), only what JAX still
     accepts takes effect: the compile cache, and the device count if no backend has started.
     """
-    settings = environment(cfg, os.environ, accelerator=_plugged_in())
+    settings = environment(cfg, os.environ, accelerator=_plugged_in(), processes=processes)
     os.environ.update(settings)
     if settings.get("JAX_PLATFORMS") == "cpu":
         keep_freed_memory()
@@ -85,21 +91,28 @@ def keep_freed_memory() -> bool:
     return all(answers)
 
 
-def environment(cfg: RuntimeConfig, environ: Mapping[str, str], *, accelerator: str | None) -> dict[str, str]:
+def environment(
+    cfg: RuntimeConfig, environ: Mapping[str, str], *, accelerator: str | None, processes: int = 1
+) -> dict[str, str]:
     """Return the variables to set for this configuration; a pure function.
 
     1. Platform: `hardware` decides; for `auto`, JAX_PLATFORMS of the caller, else the accelerator found, else cpu.
-    2. CPU devices: `num_cpu_devices`; for 0, a count already in XLA_FLAGS, else the product of the fixed degrees.
+    2. CPU devices: this process's part of `num_cpu_devices`; for 0, a count already in XLA_FLAGS, else its part of the
+       product of the fixed degrees.
     3. Compile cache: `jax_cache_dir`; "" leaves the caller's environment alone.
 
     Args:
       environ: the environment before the change.
       accelerator: "gpu", "tpu" or None: what is plugged into this machine.
+      processes: of this run.
+
+    Raises:
+      PlanError: "plan.devices-per-process": the devices cannot be dealt out equally.
     """
     platforms = _platforms(cfg.hardware, environ, accelerator)
     settings = {"JAX_PLATFORMS": platforms} if platforms else {}
     if platforms == "cpu":
-        settings |= _cpu_devices(cfg, environ)
+        settings |= _cpu_devices(cfg, environ, processes)
     if cfg.jax_cache_dir:
         settings |= {
             "JAX_COMPILATION_CACHE_DIR": os.path.expanduser(cfg.jax_cache_dir),
@@ -116,10 +129,10 @@ def _platforms(hardware: str, environ: Mapping[str, str], accelerator: str | Non
     return {"cpu": "cpu", "gpu": "cuda,cpu", "tpu": "tpu,cpu"}.get(hardware, "")
 
 
-def _cpu_devices(cfg: RuntimeConfig, environ: Mapping[str, str]) -> dict[str, str]:
+def _cpu_devices(cfg: RuntimeConfig, environ: Mapping[str, str], processes: int) -> dict[str, str]:
     flags = environ.get("XLA_FLAGS", "").split()
     given = [_count(flag.partition("=")[2]) for flag in flags if flag.startswith(_COUNT_FLAG + "=")]
-    devices = cfg.num_cpu_devices or (given[-1] if given else mesh_product(cfg))
+    devices = _dealt(cfg, processes) if cfg.num_cpu_devices or not given else given[-1]
     if devices <= 1 and not given:
         return {}
     kept = [flag for flag in flags if not flag.startswith(_COUNT_FLAG)]
@@ -131,16 +144,30 @@ def _cpu_devices(cfg: RuntimeConfig, environ: Mapping[str, str]) -> dict[str, st
     return settings
 
 
+def _dealt(cfg: RuntimeConfig, processes: int) -> int:
+    """The devices of one process where the configuration says how many there are in all."""
+    total = cfg.num_cpu_devices or max(mesh_product(cfg), processes)
+    if total % processes:
+        what = "num_cpu_devices" if cfg.num_cpu_devices else "the product of the mesh degrees"
+        raise PlanError(
+            f"{what} is {total}, which {processes} processes cannot share equally. "
+            f"Set num_cpu_devices to a multiple of {processes}, or use another number of processes.",
+            id="plan.devices-per-process",
+        )
+    return total // processes
+
+
 def _count(text: str) -> int:
     return int(text) if text.isdigit() else 0
 
 
 def mesh_product(cfg: RuntimeConfig) -> int:
-    """Return the product of the mesh degrees that the configuration fixes (-1, "fill", counts as 1)."""
-    product = 1
-    for key in _DEGREES:
-        product *= max(1, getattr(cfg, key, 1))
-    return product
+    """Return the product of the mesh degrees that the configuration fixes ("fill", -1, counts as 1, except where
+    `num_slices` says what a dcn degree fills up to)."""
+    ici, dcn = (
+        math.prod(max(1, getattr(cfg, key, 1)) for key in _DEGREES if key.startswith(link)) for link in ("ici", "dcn")
+    )
+    return ici * max(dcn, getattr(cfg, "num_slices", -1))
 
 
 def _quiet(environ: Mapping[str, str]) -> dict[str, str]:
@@ -166,6 +193,26 @@ def process_age() -> float:
         return max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK"))
     except (OSError, AttributeError, IndexError):
         return time.monotonic() - _IMPORTED
+
+
+def connect(cfg: Any, group: Several) -> None:
+    """Join JAX's own coordination service, on a port that process 0 chose. Call it before JAX has a backend.
+
+    Its handling of a lost process is only a second line: it knows no names, and ends the process with SIGABRT. So it is
+    slower than ours, and leaves SIGTERM to us.
+    """
+    import jax
+
+    jax.config.update("jax_enable_preemption_service", False)
+    jax.distributed.initialize(
+        group.jax_address,
+        group.count,
+        group.id,
+        cluster_detection_method="deactivate",
+        initialization_timeout=cfg.jax_distributed_initialization_timeout,
+        heartbeat_timeout_seconds=2 * cfg.jax_distributed_heartbeat_timeout_seconds + 30,
+        shutdown_timeout_seconds=60,
+    )
 
 
 # --- signals ---------------------------------------------------------------------------------------------------------

@@ -6,8 +6,8 @@ from typing import Any
 
 import jax
 
-from MaxText import optimizer
-from MaxText.data import Dataset
+from MaxText import flops, optimizer
+from MaxText.data import Train
 from MaxText.hardware import Hardware
 from MaxText.planner import Plan
 from MaxText.session import Session
@@ -23,11 +23,25 @@ def size(count: float) -> str:
 
 
 def _model(cfg: Any, plan: Plan) -> str:
+    latent = cfg.attention_type == "mla"
+    heads = f"x {cfg.qk_nope_head_dim + cfg.qk_rope_head_dim} (latent)" if latent else f"x {cfg.head_dim}"
+    shared = "" if latent else f" ({cfg.num_kv_heads} key/value)"
     return (
-        f"{plan.parameters:,} parameters, all active; {cfg.num_decoder_layers} layers, width {cfg.emb_dim}, "
-        f"{cfg.num_query_heads} heads x {cfg.head_dim} ({cfg.num_kv_heads} key/value), mlp {cfg.mlp_dim}, "
-        f"vocabulary {cfg.vocab_size}"
+        f"{plan.parameters:,} parameters, {_active(cfg, plan)}; {cfg.num_decoder_layers} layers, width {cfg.emb_dim}, "
+        f"{cfg.num_query_heads} heads {heads}{shared}, mlp {cfg.mlp_dim}{_experts(cfg)}, vocabulary {cfg.vocab_size}"
     )
+
+
+def _active(cfg: Any, plan: Plan) -> str:
+    """How many parameters a token passes; of a dense model all are said to be active, as everyone says."""
+    return "all active" if cfg.num_experts == 1 else f"{flops.active_parameters(cfg, plan.tree):,} active"
+
+
+def _experts(cfg: Any) -> str:
+    if cfg.num_experts == 1:
+        return ""
+    shared = f" + {cfg.shared_experts} shared" if cfg.shared_experts else ""
+    return f", {cfg.num_experts} experts of {cfg.moe_mlp_dim} ({cfg.num_experts_per_tok} a token{shared})"
 
 
 def _mesh(plan: Plan, hardware: Hardware) -> str:
@@ -46,7 +60,7 @@ def _batch(cfg: Any, plan: Plan) -> str:
     )
 
 
-def _data(cfg: Any, train: Dataset, tokenizer_name: str) -> str:
+def _data(cfg: Any, train: Train, tokenizer_name: str) -> str:
     epochs = f", {cfg.steps * train.global_batch / train.rows:.2f} epochs" if train.rows else ""
     tokens = f", {train.tokens:,} tokens" if train.tokens else ""
     return f"{train.source}{tokens}{epochs}; tokenizer {tokenizer_name}"
@@ -59,20 +73,16 @@ def _rows(rows: list[tuple[str, str]]) -> str:
 
 
 def plan(cfg: Any, hardware: Hardware, plan: Plan, dtype_reason: str) -> list[tuple[str, str]]:
-    """What the planner decided, for the start screen and `plan_only=true`."""
+    """What the planner decided, for the start screen."""
     return [
         ("model", _model(cfg, plan)),
         ("hardware", f"{hardware.devices} x {hardware.kind}"),
         ("mesh", _mesh(plan, hardware)),
         ("compute", f"{cfg.dtype}: {dtype_reason}; weights {cfg.weight_dtype}, remat {cfg.remat_policy}"),
         ("batch", _batch(cfg, plan)),
+        *([("pipeline", plan.pipeline.describe())] if plan.pipeline else []),
         *(("note", note) for note in plan.notes),
     ]
-
-
-def plan_only(made: Session) -> str:
-    """The plan alone."""
-    return _rows(plan(made.cfg, made.hardware, made.plan, made.dtype_reason))
 
 
 def start(made: Session, done: int, resumed: bool, notes: list[str]) -> str:

@@ -136,4 +136,4 @@ def shift(cfg: Any, layout: Layout, x: Int[Array, "*batch S"], by: int) -> Int[A
         return jnp.concatenate([part for own, following in pairs for part in (own[..., by:], following)], axis=axis)
 
     spec = jax.typeof(x).sharding.spec
-    return jax.shard_map(local, in_specs=spec, out_specs=spec)(x)
+    return layout.shard_map(local, in_specs=(spec,), out_specs=spec)(x)

@@ -11,18 +11,24 @@ import numpy as np
 import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from MaxText import data, decoder, hardware, optimizer, planner, sequence, state, step, tokenizer
+from MaxText import data, decoder, forecast, hardware, optimizer, planner, state, step, tokenizer
+from MaxText.errors import DataError
 from MaxText.layout import Layout
+from MaxText.processes import Alone, Group
+from MaxText.share import Part, Share
 from MaxText.state import TrainState
 
 BATCH_DIMS = ("activation_batch", "activation_length")
 
 
 def put_microbatches(mesh: Mesh, plan: planner.Plan, batch: dict[str, np.ndarray]) -> dict[str, jax.Array]:
-    """Rows [A * B, S] of one optimizer step to microbatches [A, B, S] on the devices of `mesh`."""
+    """This process's rows [A * b, S] of one optimizer step to microbatches [A, B, S] on the devices of `mesh`."""
+    return _part(mesh, plan, plan.microbatches, plan.global_batch_size, batch["inputs"].shape[-1]).put(batch)
+
+
+def _part(mesh: Mesh, plan: planner.Plan, microbatches: int, rows: int, length: int) -> Part:
     sharding = NamedSharding(mesh, plan.layout.spec((None, *BATCH_DIMS)))
-    batch = sequence.arrange(plan.order, batch)
-    return {k: jax.device_put(v.reshape(plan.microbatches, -1, v.shape[-1]), sharding) for k, v in batch.items()}
+    return Part(sharding, plan.order, microbatches, rows // microbatches, length)
 
 
 @dataclass(frozen=True)
@@ -35,13 +41,26 @@ class Session:
     plan: planner.Plan
     mesh: Mesh
     tokenizer: Any
-    train: data.Dataset
+    train: data.Train
     evaluation: data.Dataset | None
     tx: optax.GradientTransformation
 
     @property
     def layout(self) -> Layout:
         return self.plan.layout
+
+    @functools.cached_property
+    def train_share(self) -> Share:
+        """This process's rows of the training data."""
+        return self._share(self.train, self.plan.microbatches)
+
+    @functools.cached_property
+    def eval_share(self) -> Share | None:
+        """This process's rows of the evaluation data."""
+        return self._share(self.evaluation, 1) if self.evaluation else None
+
+    def _share(self, dataset: data.Train, microbatches: int) -> Share:
+        return Share(dataset, _part(self.mesh, self.plan, microbatches, dataset.global_batch, dataset.length))
 
     def as_stored(self, now: TrainState) -> TrainState:
         """The state as a checkpoint holds it: without padding, so that any mesh can read it."""
@@ -87,14 +106,13 @@ class Session:
         return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=NamedSharding(self.mesh, spec))
 
     def put_train(self, batch: dict[str, np.ndarray]) -> dict[str, jax.Array]:
-        """Rows [A * B, S] of one optimizer step to microbatches [A, B, S] on the devices."""
+        """Rows of `train_share` to microbatches [A, B, S] on the devices."""
         return put_microbatches(self.mesh, self.plan, batch)
 
     def put_eval(self, batch: dict[str, np.ndarray]) -> dict[str, jax.Array]:
-        """Rows [B, S] to the devices."""
-        sharding = NamedSharding(self.mesh, self.layout.spec(BATCH_DIMS))
-        batch = sequence.arrange(self.plan.order, batch)
-        return {k: jax.device_put(v, sharding) for k, v in batch.items()}
+        """Rows of `eval_share` to [1, B, S] on the devices."""
+        assert self.eval_share is not None
+        return self.eval_share.put(batch)
 
     def compile_step(self) -> jax.stages.Compiled:
         """The train step, ahead of time; the state is donated."""
@@ -109,30 +127,53 @@ class Session:
 
     def compile_eval(self) -> jax.stages.Compiled:
         """The evaluation step, ahead of time."""
-        shape = (self.plan.eval_batch_size, self.cfg.max_target_length)
-        batch = self._batch_type(self.train, shape, BATCH_DIMS)
-        return jax.jit(step.make_eval_step(self.cfg, self.layout)).lower(self.state_type.params, batch).compile()
+        shape = (1, self.plan.eval_batch_size, self.cfg.max_target_length)
+        batch = self._batch_type(self.train, shape, (None, *BATCH_DIMS))
+        eval_step = step.make_eval_step(self.cfg, self.layout)
 
-    def _batch_type(
-        self, dataset: data.Dataset, shape: tuple[int, ...], dims: tuple[str | None, ...]
-    ) -> dict[str, Any]:
+        def evaluate(params: Any, batch: Any) -> step.Metrics:
+            return eval_step(params, jax.tree.map(lambda x: x[0], batch))
+
+        return jax.jit(evaluate).lower(self.state_type.params, batch).compile()
+
+    def _batch_type(self, dataset: data.Train, shape: tuple[int, ...], dims: tuple[str | None, ...]) -> dict[str, Any]:
         one = jax.ShapeDtypeStruct(shape, np.int32, sharding=NamedSharding(self.mesh, self.layout.spec(dims)))
         return dict.fromkeys(step.BATCH_KEYS, one)
 
 
-def prepare(cfg: Any) -> Session:
-    """Plan and open everything that `cfg` names. Raises before anything is written; the order is cheap checks first."""
+def prepare(cfg: Any, group: Group | None = None) -> Session:
+    """Plan and open everything that `cfg` names. Raises before anything is written; the order is cheap checks first.
+
+    All processes of `group` must have come to the same numbers and the same data, or DataError ("data.processes").
+    """
     found = hardware.of(cfg)
     cfg, dtype_reason = hardware.resolve(cfg, found)
     tree = decoder.declare(cfg)
     plan = planner.make(cfg, tree, found)
+    forecast.require_room(forecast.of_plan(cfg, found, plan))
     words = tokenizer.make(cfg)
-    train = data.open_split(cfg, words, "train", plan.global_batch_size)
+    train = data.open_train(cfg, words, plan.global_batch_size)
     data.check_enough(train, cfg.steps)
-    evaluation = data.open_split(cfg, words, "eval", plan.eval_batch_size) if cfg.eval_files else None
+    evaluation = data.open_split(cfg, words, "eval", plan.eval_batch_size) if data.has_eval(cfg) else None
     if evaluation and cfg.eval_steps > 0:
         data.check_enough(evaluation, cfg.eval_steps)
     mesh = planner.build_mesh(plan, jax.devices())
+    _require_same(group or Alone(), cfg, train, evaluation)
     return Session(
         cfg, found, dtype_reason, plan, mesh, words, train, evaluation, optimizer.make(cfg, plan.tree, plan.layout)
     )
+
+
+def _require_same(group: Group, cfg: Any, train: data.Train, evaluation: data.Dataset | None) -> None:
+    """What each process found on its own host: the type of its arithmetic, and the text in its files."""
+    found = {"dtype": cfg.dtype} | {f"train {key}": value for key, value in train.fingerprint.items()}
+    if evaluation:
+        found |= {f"eval {key}": value for key, value in evaluation.fingerprint.items()}
+
+    def error(unlike: str) -> DataError:
+        return DataError(
+            f"the processes did not find the same:\n{unlike}\nGive every host the same files, and set dtype.",
+            id="data.processes",
+        )
+
+    group.agree("data", found, error)

@@ -5,20 +5,21 @@ Every ending (steps done, a signal, data that end, a non-finite loss, storage th
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import jax
 
-from MaxText import decoder, goodput, report, runtime, screen, session
+from MaxText import catalogue, decoder, forecast, goodput, report, runtime, screen, session
 from MaxText.checkpoint import Store
 from MaxText.convert import start
 from MaxText.convert.source import Source
-from MaxText.errors import ConfigError, MaxTextError, NonFiniteError, PlanError, StorageError
+from MaxText.errors import ConfigError, MaxTextError, NonFiniteError, PlanError, Preempted, StorageError
+from MaxText.forecast import verb
 from MaxText.generate import generate
 from MaxText.loop import Loop
+from MaxText.processes import Alone, Group
 from MaxText.records import Records
 from MaxText.resume import check_continues
 from MaxText.session import Session
@@ -35,25 +36,55 @@ class Beginning:
     notes: list[str] = field(default_factory=list)
 
 
-def walk(cfg: Any) -> int:
-    """One attempt, from a valid config to the exit code."""
+def walk(cfg: Any, group: Group | None = None) -> None:
+    """One attempt, from a valid config to its end in all processes of `group`. Raises what ended it before its last
+    step, after everything is written."""
+    group = group or Alone()
+    if cfg.plan_only and catalogue.is_slice(cfg.hardware):
+        _print(group, verb.fitting(verb.of_config(cfg)))
+        return
     with runtime.Signals() as signals:
-        made = session.prepare(cfg)
+        made = session.prepare(cfg, group)
         cfg = made.cfg
         if cfg.plan_only:
-            print(screen.plan_only(made))
-            return 0
+            _print(group, verb.fitting(forecast.of_plan(cfg, made.hardware, made.plan)))
+            return
         store = Store(
-            cfg.run_folder / "checkpoints", keep=cfg.max_num_checkpoints_to_keep, asynchronous=cfg.async_checkpointing
+            cfg.run_folder / "checkpoints",
+            keep=cfg.max_num_checkpoints_to_keep,
+            keep_period=cfg.checkpoint_keep_period or None,
+            asynchronous=cfg.async_checkpointing,
+            group=group,
         )
         beginning = find_beginning(made, store) if cfg.enable_checkpointing else find_weights(made)
+        _require_one_folder(cfg, group, beginning)
         if beginning.done >= cfg.steps:
-            print(screen.complete(cfg, beginning.done))
-            return 0
+            _print(group, screen.complete(cfg, beginning.done))
+            return
         if cfg.enable_checkpointing:
             store.prepare()
-        with Records(cfg, store, signals, _meta(made)) as records:
-            return _attempt(made, records, beginning)
+        with Records(cfg, store, signals, _meta(made), group) as records:
+            ending = _attempt(made, records, beginning)
+    if ending is not None:
+        raise ending
+
+
+def _print(group: Group, text: str) -> None:
+    if group.primary:
+        print(text)
+
+
+def _require_one_folder(cfg: Any, group: Group, beginning: Beginning) -> None:
+    """All processes must see the same checkpoints."""
+
+    def error(unlike: str) -> StorageError:
+        return StorageError(
+            f"the processes see different checkpoints in {cfg.run_folder}:\n{unlike}\n"
+            "Set base_output_directory to a folder that all hosts share.",
+            id="run.not-shared",
+        )
+
+    group.agree("beginning", {"steps done": beginning.done, "resumed": beginning.resumed}, error)
 
 
 def _meta(made: Session) -> dict[str, Any]:
@@ -93,7 +124,7 @@ def find_weights(made: Session, notes: Sequence[str] = ()) -> Beginning:
     return Beginning(source=source, notes=[*notes, *said])
 
 
-def _attempt(made: Session, records: Records, beginning: Beginning) -> int:
+def _attempt(made: Session, records: Records, beginning: Beginning) -> MaxTextError | None:
     loop: Loop | None = None
     ending: MaxTextError | None = None
     with jax.set_mesh(made.mesh), jax.default_matmul_precision(made.cfg.matmul_precision):
@@ -113,11 +144,12 @@ def _attempt(made: Session, records: Records, beginning: Beginning) -> int:
         except MaxTextError as error:
             ending = error
         except jax.errors.JaxRuntimeError as error:
-            ending = _device_error(error)
+            ending = _device_error(records.group, error)
         return finish(made, records, loop, ending)
 
 
-def _device_error(error: Exception) -> MaxTextError:
+def _device_error(group: Group, error: Exception) -> MaxTextError:
+    group.verdict()  # a collective fails here when another process is lost: then that is the reason
     text = str(error).splitlines()[0]
     if "RESOURCE_EXHAUSTED" not in text and "ut of memory" not in text:
         return MaxTextError(f"the compiled program failed on the device: {text}", id="run.device")
@@ -145,41 +177,45 @@ def _state(made: Session, records: Records, beginning: Beginning) -> tuple[Train
     if done != beginning.done:
         records.say(f"RESUMED after {done} steps instead of {beginning.done}")
     records.metrics.rewind(done)
+    if (place := records.store.manifest(done)["meta"].get("data_state")) is not None:
+        made.train.seek(place)
     return state, done
 
 
-def finish(made: Session, records: Records, loop: Loop | None, ending: MaxTextError | None) -> int:
-    """The one door of every ending; returns the exit code. The first thing that went wrong names the ending.
+def finish(made: Session, records: Records, loop: Loop | None, ending: MaxTextError | None) -> MaxTextError | None:
+    """The one door of every ending; returns why the run ended early. The first thing that went wrong names it.
 
     1. the last step is saved, 2. held-out loss and a sample where all steps are done, 3. saves become durable,
     4. the time is accounted for, 5. the reason and how to go on are said.
     """
     wanted = ending is not None or made.cfg.save_checkpoint_on_completion
-    if loop is not None and loop.done and wanted and not isinstance(ending, NonFiniteError | StorageError):
-        ending = _first(ending, loop.save)
+    together = ending is None or isinstance(ending, Preempted) or records.group.count == 1
+    saves = wanted and together and not isinstance(ending, NonFiniteError | StorageError)
+    if loop is not None and loop.done and saves:
+        ending = _first(records, ending, loop.save)
     records.close_console()
     if loop is not None and ending is None:
-        ending = _first(ending, lambda: farewell(made, records, loop))
+        ending = _first(records, ending, lambda: farewell(made, records, loop))
     records.ledger.enter("save")
-    ending = _first(ending, records.store.close)
+    ending = _first(records, ending, records.store.close)
     records.ledger.finish(ending.id if ending else "complete")
+    if loop is not None and loop.done:
+        records.say(report.data(made.train.summary(loop.done), made.train.bad))
     records.say(report.summary(goodput.read(records.ledger.path), attempt=records.ledger.attempt))
     records.say(screen.end(made.cfg, loop.done if loop else 0, records.store.latest()))
-    if ending is None:
-        return 0
-    records.log(f"exit code {ending.exit_code}: {ending}")
-    print(ending, file=sys.stderr)
-    return ending.exit_code
+    if ending is not None:
+        records.log(f"exit code {ending.exit_code}: {ending}")
+    return ending
 
 
-def _first(ending: MaxTextError | None, action: Any) -> MaxTextError | None:
+def _first(records: Records, ending: MaxTextError | None, action: Any) -> MaxTextError | None:
     """Do `action`; what fails becomes the ending unless there is one already."""
     try:
         action()
     except MaxTextError as error:
         return ending or error
     except jax.errors.JaxRuntimeError as error:
-        return ending or _device_error(error)
+        return ending or _device_error(records.group, error)
     return ending
 
 

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 DEVICES = 4
-if "jax" not in sys.modules:  # as a test runs it, JAX and its devices are there already
+if __name__ == "__main__" and "jax" not in sys.modules:  # a test has devices of its own, or will have
     os.environ |= {"JAX_PLATFORMS": "cpu", "NPROC": "32"}
     os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={DEVICES}"
 

@@ -93,6 +93,59 @@ else
   echo "left out: a full disk (no tmpfs can be mounted here)"
 fi
 
+# Weights: what is not there is 4, what is damaged or does not fit 7, what cannot be expressed or contradicts itself 2.
+verb() { # CODE WORD VERB ...: its output would be $out/runs
+  timeout 300 "$python" -m MaxText "${@:3}" >"$out/log" 2>"$out/err" </dev/null
+  verdict $? "$1" "$2" "${*:3}"
+}
+model() { # KEY=JSON ...: $out/model is a good model but for these keys of its config.json
+  rm -rf "$out/model"
+  cp -r tests/goldens/mixtral "$out/model"
+  "$python" - "$out/model/config.json" "$@" <<'PY'
+import json, sys
+path, *changes = sys.argv[1:]
+content = json.load(open(path))
+content.update((key, json.loads(value)) for key, value in (change.split("=", 1) for change in changes))
+json.dump(content, open(path, "w"))
+PY
+}
+PYTHONPATH="$out/poison" verb 2 cli.usage import nowhere
+PYTHONPATH="$out/poison" verb 2 "foo=3 (command line)" generate nowhere ids=1 foo=3
+verb 4 convert.no-source import "$out/nowhere" "$out/runs"
+verb 4 convert.unknown-source export "$out/text" "$out/runs"
+verb 4 convert.no-source recipe from-hf "$out/nowhere" "$out/runs"
+model
+verb 4 convert.no-source score "$out/model" "tokens=$out/nowhere.npy" "out=$out/runs"
+verb 4 score.array score "$out/model" "tokens=$out/text/short.txt" "out=$out/runs"
+verb 4 score.ids generate "$out/model" ids=96
+verb 4 convert.no-source generate "$out/nowhere" ids=1
+refuses 4 convert.no-source "load_parameters_path=$out/nowhere"
+refuses 7 checkpoint.unfit "load_parameters_path=$out/model"
+model 'model_type="mamba"'
+verb 2 convert.unknown-family import "$out/model" "$out/runs"
+model 'quantization_config={"bits": 4}'
+verb 2 quantization_config import "$out/model" "$out/runs"
+model num_key_value_heads=3
+verb 2 config.heads import "$out/model" "$out/runs"
+model num_experts_per_tok=9
+verb 2 config.experts-per-token recipe from-hf "$out/model" "$out/runs"
+model vocab_size=128
+verb 7 model.embed_tokens.weight import "$out/model" "$out/runs"
+model num_hidden_layers=2
+verb 7 convert.unfit import "$out/model" "$out/runs"
+model
+truncate -s -100 "$out/model/model-00002-of-00003.safetensors"
+verb 7 convert.truncated import "$out/model" "$out/runs"
+truncate -s 5 "$out/model/model-00002-of-00003.safetensors"
+verb 7 convert.truncated export "$out/model" "$out/runs"
+rm "$out/model/model-00002-of-00003.safetensors"
+verb 7 convert.index import "$out/model" "$out/runs"
+echo '{' >"$out/model/model.safetensors.index.json"
+verb 7 convert.damaged import "$out/model" "$out/runs"
+printf 'GGUF\3\0\0\0' >"$out/short.gguf"
+verb 7 convert.truncated import "$out/short.gguf" "$out/runs"
+refuses 2 sliding_window_size 'layer_pattern=[global]' sliding_window_size=8
+
 # MaxText's 1e-3 without a dot, which YAML alone takes for text, is a number.
 printf 'base_config: %s\nlearning_rate: 1e-3\nplan_only: true\n' "$PWD/configs/base.yml" >"$out/text/good.yml"
 run "$out/text/good.yml" "base_output_directory=$out/runs" && code=0 || code=$?

@@ -127,9 +127,10 @@ class Toy:
 
 
 def place(cfg: config.Config) -> Toy:
-    """Plan `cfg` on as many devices as its ici degrees ask for."""
-    devices = int(np.prod([getattr(cfg, f"ici_{axis}_parallelism") for axis in planner.MESH_AXES]))
-    plan = planner.make(cfg, decoder.declare(cfg), cpu(devices))
+    """Plan `cfg` on as many devices as its ici degrees and slices ask for."""
+    slices = max(1, cfg.num_slices)
+    devices = slices * int(np.prod([getattr(cfg, f"ici_{axis}_parallelism") for axis in planner.MESH_AXES]))
+    plan = planner.make(cfg, decoder.declare(cfg), cpu(devices, slices))
     return Toy(cfg, plan, planner.build_mesh(plan, jax.devices()[:devices]))
 
 

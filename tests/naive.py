@@ -326,9 +326,13 @@ def layer(cfg, p, x, i, positions, segments, lent, own):
     return x * p.get("output_scale", 1.0)
 
 
-def logits(cfg: Any, params: Any, ids: np.ndarray, positions: np.ndarray, segments: np.ndarray) -> np.ndarray:
-    """Logits [S, V] of one row. `params` are float64 arrays."""
-    x = params["embedding"][ids] * (math.sqrt(cfg.emb_dim) if cfg.scale_embedding else 1)
+def embed(cfg, params, ids):
+    return params["embedding"][ids] * (math.sqrt(cfg.emb_dim) if cfg.scale_embedding else 1)
+
+
+def stream(cfg: Any, params: Any, ids: np.ndarray, positions: np.ndarray, segments: np.ndarray) -> np.ndarray:
+    """The stream [S, D] after the last layer, before the last norm."""
+    x = embed(cfg, params, ids)
     if cfg.trainable_position_size > 0:
         x = x + params["positions"][positions]
     own = [None] * cfg.num_decoder_layers
@@ -340,9 +344,36 @@ def logits(cfg: Any, params: Any, ids: np.ndarray, positions: np.ndarray, segmen
     lent: dict[str, Any] = {}
     for i, p in enumerate(layer_params(cfg, params)):
         x = layer(cfg, p, x, i, positions, segments, lent, own[i])
-    x = norm(cfg, x, params["final_norm"])
+    return x
+
+
+def head(cfg, params, x):
     if cfg.logits_via_embedding:
         y = x @ params["embedding"].T * (cfg.emb_dim**-0.5 if cfg.normalize_embedding_logits else 1)
     else:
         y = x @ params["logits"]
     return cfg.final_logits_soft_cap * np.tanh(y / cfg.final_logits_soft_cap) if cfg.final_logits_soft_cap else y
+
+
+def logits(cfg: Any, params: Any, ids: np.ndarray, positions: np.ndarray, segments: np.ndarray) -> np.ndarray:
+    """Logits [S, V] of one row. `params` are float64 arrays."""
+    return head(cfg, params, norm(cfg, stream(cfg, params, ids, positions, segments), params["final_norm"]))
+
+
+def further(
+    cfg: Any, params: Any, ids: np.ndarray, positions: np.ndarray, segments: np.ndarray
+) -> tuple[np.ndarray, ...]:
+    """Logits [S, V] of each further prediction: of the token 2, 3, ... places on.
+
+    Prediction k joins the embedding of token s + k and the stream of prediction k - 1 (of the decoder, for the first,
+    before its last norm), each normed, the embedding first, as in the released weights (eh_proj); then a layer like the
+    decoder's last, a norm of its own, and the decoder's head."""
+    x, found = stream(cfg, params, ids, positions, segments), []
+    for k in range(1, cfg.mtp_num_layers + 1):
+        p = params["mtp"][str(k - 1)]
+        token = embed(cfg, params, np.append(ids[k:], np.zeros(k, ids.dtype)))
+        pair = np.concatenate([norm(cfg, token, p["embedding_norm"]), norm(cfg, x, p["stream_norm"])], axis=-1)
+        x = pair @ p["projection"].reshape(2 * cfg.emb_dim, cfg.emb_dim)
+        x = layer(cfg, p["layer"], x, cfg.num_decoder_layers - 1, positions, segments, {}, None)
+        found.append(head(cfg, params, norm(cfg, x, p["final_norm"])))
+    return tuple(found)

@@ -17,14 +17,15 @@ PACKAGE = ROOT / "MaxText"
 
 # A room (a file or a folder of MaxText/) imports only from the rooms before it.
 ORDER = """
-    errors compat config catalogue hardware layout sequence blueprint architecture capacity flops planner remat layers
-    decoder balance loss tokenizer data evaluate optimizer state step checkpoint runtime metrics goodput report records
-    session screen resume loop generate convert walk train cli __main__
+    errors processes compat config catalogue hardware layout sequence blueprint architecture capacity pipeline flops
+    planner remat cost layers decoder balance loss tokenizer data share evaluate optimizer state step runtime forecast
+    aot checkpoint metrics goodput report records session screen resume loop generate convert walk train launch cli
+    __main__
 """
 ROOMS = ORDER.split()
 
 # These answer a mistake in the configuration, and must do so within a second.
-LIGHT = ("__init__", "errors", "config", "cli", "__main__")
+LIGHT = ("__init__", "errors", "processes", "config", "launch", "cli", "__main__")
 HEAVY = {"absl", "flax", "grain", "jax", "jaxlib", "ml_collections", "numpy", "optax", "orbax", "scipy", "tensorstore"}
 
 EVERYTHING = {"Exception", "BaseException"}

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import toy
 
-from MaxText import balance, decoder, loss, optimizer, state, step
+from MaxText import architecture, balance, config, decoder, loss, optimizer, state, step
 from MaxText.layers import router
 
 EVERYTHING = {
@@ -146,3 +146,50 @@ def test_the_balance_loss_of_equal_use_is_the_experts_per_token():
     even = router.Routing(jnp.full((3, 8), 25), jnp.full((3, 8), 12.5), jnp.zeros(3), jnp.zeros(3), jnp.zeros(3))
     parts = balance.losses(cfg, {"a": even}, {"a": even.load_E}, jnp.float32(100))
     np.testing.assert_allclose(parts["load_balance_loss"], 2.0)
+
+
+# alpha of the paper or the released configuration, and layers with experts
+DEEPSEEK = [
+    ("deepseek-v2-236b", 0.001, 59),
+    ("deepseek-v2-lite-16b", 0.001, 26),
+    ("deepseek-v3-671b", 0.0001, 58),
+    ("deepseek-v3.2-671b", 0.0001, 58),
+    ("kimi-k2-1t", 0.0001, 60),
+]
+
+
+@pytest.mark.parametrize(("model_name", "alpha", "layers"), DEEPSEEK)
+def test_weights_of_deepseek_in_our_measure(model_name, alpha, layers):
+    cfg = config.make(model_name=model_name)
+    assert sum(spec.experts for spec in architecture.layers(cfg)) == layers
+    assert cfg.load_balance_loss_weight == pytest.approx(alpha * layers / cfg.num_experts_per_tok, rel=1e-3)
+
+
+def test_our_balance_loss_is_deepseeks():
+    """DeepSeek adds alpha * sum_e f_e P_e in every layer, with f_e = E/(k T) * (tokens that chose e), P_e the mean of
+    the normalised scores; we take the mean over layers of E sum_e f_e P_e, with f_e = 1/T * (tokens that chose e)."""
+    alpha, layers, e, k, tokens = 0.0001, 3, 8, 2, 50
+    cfg = toy.small("deepseek-v3-671b", load_balance_loss_weight=alpha * layers / k)
+    logits = np.random.default_rng(0).normal(size=(layers, 1, tokens, e)).astype(np.float32)
+    scores = 1 / (1 + np.exp(-logits))
+    given = scores / scores.sum(-1, keepdims=True)
+    chosen = np.argsort(-logits, axis=-1)[..., :k]
+    counts = [np.bincount(chosen[at].ravel(), minlength=e) for at in range(layers)]
+    theirs = sum(alpha * (e / (k * tokens) * counts[at] * given[at, 0].mean(0)).sum() for at in range(layers))
+    found = jax.vmap(lambda x, c: router.statistics(cfg, x, c, None, jnp.int32(0)))(logits, chosen)
+    parts = balance.losses(cfg, {"all": found}, {"all": found.load_E}, jnp.float32(tokens))
+    np.testing.assert_allclose(parts["load_balance_loss"], theirs, rtol=1e-5)
+
+
+def test_groups_are_scored_with_their_bias_and_weights_are_not():
+    """DeepSeek-V3: a group counts as the sum of its two best biased scores; the weights are the plain scores,
+    normalised and scaled. Of 8 experts in 4 groups the two best groups are kept, and of them the two best experts."""
+    cfg = toy.small("deepseek-v3-671b")
+    scores = np.array([0.6, 0.5, 0.9, 0.1, 0.4, 0.4, 0.2, 0.2])
+    bias = np.array([0.0, 0.0, 0.0, 0.0, 0.1, 0.3, 0.0, 0.0])  # groups: 1.1, 1.0, 1.2, 0.4
+    world, layout = toy.mesh()
+    with jax.set_mesh(world):
+        logits = jnp.asarray(np.log(scores / (1 - scores)), jnp.float32)[None, None]
+        choice = router.choose(cfg, layout, {"correction_bias": jnp.asarray(bias, jnp.float32)}, logits)
+    assert choice.expert_BSk.ravel().tolist() == [5, 0]  # 0.7 and 0.6
+    np.testing.assert_allclose(choice.weight_BSk.ravel(), np.array([0.4, 0.6]) / 1.0 * 2.5, rtol=1e-5)

@@ -55,7 +55,8 @@ def devices(shape: str, transposed: str | None = None) -> np.ndarray:
 
 def group(line: str) -> list[int]:
     """The devices of the first group of a collective, in any of XLA's notations:
-    {{0,1},{2,3}}; [4,2]<=[2,4]T(1,0); mesh['a'=2,'b'=4] {'b'}, with device_ids=([4,2]T(1,0)) before the braces."""
+    {{0,1},{2,3}}; [4,2]<=[2,4]T(1,0); mesh['a'=2,'b'=4] {'b'}, with device_ids=([4,2]T(1,0)) before the braces; or the
+    first pair of a permutation."""
     ids = r"\[([\d,]+)\](?:T\(([\d,]+)\))?"
     if named := re.search(rf"replica_groups=mesh\[(.*?)\](?:, device_ids=\({ids}\))? \{{(.*?)\}}", line):
         sizes = {name: int(size) for name, size in re.findall(r"'(\w+)'=(\d+)", named[1])}
@@ -65,7 +66,7 @@ def group(line: str) -> list[int]:
         return table[tuple(slice(None) if name in inside else 0 for name in sizes)].reshape(-1).tolist()
     if iota := re.search(rf"replica_groups=\[(\d+),(\d+)\]<={ids}", line):
         return devices(iota[3], iota[4]).reshape(-1)[: int(iota[2])].tolist()
-    listed = re.search(r"replica_groups=\{\{([\d,]+)\}", line)
+    listed = re.search(r"(?:replica_groups|source_target_pairs)=\{\{([\d,]+)\}", line)
     assert listed, line
     return [int(n) for n in listed[1].split(",")]
 
@@ -115,15 +116,15 @@ def by_place(program: str, mesh: Mesh) -> dict[str, Counts]:
 
 # A layer has 7 kernels (query, key, value, out, wi_0, wi_1, wo) and 2 norms. ZeRO-3: each kernel is gathered where it
 # is used, forward and backward; its gradient is summed over the batch axes where it is born. Tensor parallelism:
-# `out` and `wo` sum their results forward; backward the five kernels that read the stream each sum their part of its
-# gradient.
+# `out` and `wo` sum their results forward; backward the kernels that read the same input (query, key, value; wi_0,
+# wi_1) sum their parts of its gradient together.
 # XLA on CPU has no reduce-scatter of a matmul's result: it sums whole (all-reduce) and slices. A TPU scatters.
 # Outside: embedding and head are gathered once; over tensor the looked-up rows, the maximum, sum and pick of the
 # vocabulary [B, S] and the head's input gradient are summed; over the batch the gradients of head, final norm and
 # embedding.
 FSDP4_TENSOR2 = {
     "forward": {("all-gather", "fsdp"): 7, ("all-reduce", "tensor"): 2},
-    "backward": {("all-gather", "fsdp"): 7, ("all-reduce", "tensor"): 5, ("all-reduce", "fsdp"): 7 + 2},
+    "backward": {("all-gather", "fsdp"): 7, ("all-reduce", "tensor"): 2, ("all-reduce", "fsdp"): 7 + 2},
     "outside": {
         ("all-gather", "fsdp"): 2,
         ("all-reduce", "tensor"): 1 + 3 + 1,
@@ -136,7 +137,7 @@ DATA2_FSDP2_TENSOR2 = {
     "forward": {("all-gather", "fsdp"): 7, ("all-reduce", "tensor"): 2},
     "backward": {
         ("all-gather", "fsdp"): 7,
-        ("all-reduce", "tensor"): 5,
+        ("all-reduce", "tensor"): 2,
         ("all-reduce", "fsdp"): 7,
         ("all-reduce", "data"): 7,
         ("all-reduce", "data+fsdp"): 2,
@@ -156,6 +157,35 @@ FSDP8 = {
     "backward": {("all-gather", "fsdp"): 7, ("all-reduce", "fsdp"): 7 + 2},
     "outside": {("all-gather", "fsdp"): 2, ("all-reduce", "fsdp"): 2, ("reduce-scatter", "fsdp"): 1},
 }
+
+
+# Rows split in two. Outside the layers: the places of all keys (position and document) are gathered, and the gradients
+# of embedding, final norm and head summed; in the layers those of every weight. Keys and values are gathered, forward
+# and once more backward, and their gradients scattered ...
+PLACES_AND_SUMS = {("all-gather", "context"): 2, ("all-reduce", "context"): 3}
+GATHERED = {
+    "forward": {("all-gather", "context"): 2},
+    "backward": {("all-gather", "context"): 2, ("reduce-scatter", "context"): 2, ("all-reduce", "context"): 7 + 2},
+    "outside": PLACES_AND_SUMS,
+}
+# ... or passed on c - 1 times, forward and backward, and their gradients c times (the loop and its last turn) ...
+RING = {
+    "forward": {("collective-permute", "context"): 2},
+    "backward": {("collective-permute", "context"): 2 + 2 + 2, ("all-reduce", "context"): 7 + 2},
+    "outside": PLACES_AND_SUMS,
+}
+# ... or queries, keys, values and the result change from rows to heads and back (XLA on CPU: an array for each shard).
+EXCHANGED = {
+    "forward": {("all-to-all", "context"): 4 * 2},
+    "backward": {("all-to-all", "context"): 4 * 2, ("all-reduce", "context"): 7 + 2},
+    "outside": PLACES_AND_SUMS,
+}
+
+
+@pytest.mark.parametrize(("strategy", "expected"), [("all_gather", GATHERED), ("ring", RING), ("ulysses", EXCHANGED)])
+def test_collectives_of_split_rows(strategy, expected):
+    made = toy({"context": 2}, context_parallel_strategy=strategy)
+    assert by_place(made.compiled_step.as_text(), made.mesh) == expected
 
 
 @pytest.mark.parametrize(
@@ -186,6 +216,7 @@ from tests.helpers import toy
 
 print("the step:", flush=True)
 toy({"data": 2, "fsdp": 2, "tensor": 2}).compiled_step
+toy({"fsdp": 2, "context": 2, "tensor": 2}, context_parallel_strategy="ring").compiled_step
 print("a bad program:", flush=True)
 with jax.set_mesh(jax.make_mesh((2, 2, 2), ("a", "b", "c"), axis_types=(jax.sharding.AxisType.Auto,) * 3)):
     bad = lambda x: constrain(constrain(x * 2, P(None, "a", None)) + 1, P("b", None, "c"))

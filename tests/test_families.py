@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import toy
 
-from MaxText import decoder, loss
+from MaxText import decoder, loss, step
 
 FAMILIES = [
     "gemma-2b",
@@ -124,7 +124,7 @@ def computed(model_name: str, **changes) -> np.ndarray:
         return np.asarray(jax.jit(run)(params, batch))[0]
 
 
-@pytest.mark.parametrize("model_name", map(every, FAMILIES))
+@pytest.mark.parametrize("model_name", [every(name) for name in FAMILIES])
 def test_logits_equal_the_plain_decoder(model_name):
     want, got = expected(model_name), computed(model_name)
     real = slice(sum(toy.DOCUMENTS))  # nothing reads what the model makes of padding, which passes no expert
@@ -137,7 +137,7 @@ def test_every_feature_matters(model_name, change):
     assert np.abs(got - want).max() > 10 * TOLERANCE * np.abs(want).max()
 
 
-@pytest.mark.parametrize("model_name", map(every, FAMILIES))
+@pytest.mark.parametrize("model_name", [every(name) for name in FAMILIES])
 def test_cached_decoding_equals_the_whole_row(model_name):
     cfg = toy.small(model_name)
     world, layout = toy.mesh()
@@ -163,3 +163,35 @@ def test_cached_decoding_equals_the_whole_row(model_name):
 
         got = jax.jit(cached)(params, batch["inputs"])
     assert np.abs(np.asarray(got - whole)).max() < 1e-4 * np.abs(np.asarray(whole)).max()
+
+
+def test_further_predictions_equal_the_plain_decoder():
+    """Their logits; and the loss: the mean over predictions of each one's mean over its real targets, times the
+    weight."""
+    cfg = toy.small("deepseek-v3-671b", mtp_num_layers=2, mtp_loss_scaling_factor=0.3, load_balance_loss_weight=0.0)
+    world, layout = toy.mesh()
+    hot, rows = toy.hot(cfg), toy.batch(cfg, rows=1)
+    row = {name: x[0] for name, x in rows.items()}
+    with jax.set_mesh(world):
+        params, batch = toy.place(cfg, hot, world, layout), toy.put(rows, world, layout)
+
+        def run(params, batch):
+            out = decoder.run(cfg, layout, params, batch)
+            _, metrics = step.gradients(cfg, layout, params, {name: x[None] for name, x in batch.items()})
+            return [loss.logits(cfg, layout, params, x) for x in out.further_BSD], metrics
+
+        got, metrics = jax.jit(run)(params, batch)
+    wide = jax.tree.map(lambda x: x.astype(np.float64), hot)
+    want = naive.further(cfg, wide, row["inputs"], row["positions"], row["segments"])
+    losses = []
+    for k, (ours, theirs) in enumerate(zip(got, want, strict=True), start=1):
+        # A target counts if all of it, from this token to that one, is one document.
+        real = np.array(
+            [s + k < toy.LENGTH and row["segments"][s] == row["segments"][s + k] for s in range(toy.LENGTH)]
+        )
+        real &= (row["segments"] != 0) & np.append(row["loss_mask"][k:], np.zeros(k, int)).astype(bool)
+        assert np.abs(np.asarray(ours)[0] - theirs)[real].max() < TOLERANCE * np.abs(theirs).max()
+        targets = np.append(row["targets"][k:], np.zeros(k, int))
+        nll = np.log(np.exp(theirs).sum(-1)) - theirs[np.arange(toy.LENGTH), targets]
+        losses.append(nll[real].mean())
+    np.testing.assert_allclose(metrics["mtp_loss"], 0.3 * np.mean(losses), rtol=1e-4)

@@ -82,12 +82,6 @@ def test_slices_that_are_not_there_are_refused():
         plan(8, slices=2, dcn_data_parallelism=3)
 
 
-@pytest.mark.parametrize("axis", ("pipeline",))
-def test_an_axis_without_a_use_is_refused(axis):
-    with refused("plan.unused-axis", axis, 2):
-        plan(8, **{f"ici_{axis}_parallelism": 2})
-
-
 def test_a_vocabulary_that_does_not_divide_is_padded_and_said():
     odd = {"vocab_size": 97, "base_num_kv_heads": 4}
     made, even = plan(8, ici_tensor_parallelism=4, **odd), plan(8, **odd)

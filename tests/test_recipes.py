@@ -1,8 +1,8 @@
-"""Every recipe of configs/models: exact parameter counts, a type check at full size, two steps of its shrunk self; and
-model files in MaxText's vocabulary."""
+"""Every recipe of configs/models: exact parameter counts, a type check at full size, twenty steps when shrunk."""
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 
 import jax
@@ -12,11 +12,12 @@ import pytest
 import toy
 from jax.sharding import AbstractMesh, AxisType
 
-from MaxText import architecture, blueprint, config, decoder, flops, optimizer, planner, state, step
+from MaxText import architecture, blueprint, config, data, decoder, flops, optimizer, planner, state, step, tokenizer
 
 ROOT = Path(__file__).resolve().parent.parent
 # Counted from the released models' reference implementations: all parameters (with correction biases and the layers'
-# output scales, which are buffers there), and those that one token passes. (GPT-3's with the bias of its last norm.)
+# output scales, which are buffers there), and those that one token passes. (The last norm of GPT-3 has
+# a bias, 12,288 numbers: see test_maxtext_files. It is in both; a published table of active ones leaves it out.)
 COUNTS = """
     deepseek-v2-236b               235_741_434_880    20_851_512_320
     deepseek-v2-lite-16b            15_706_484_224     2_451_435_008
@@ -138,208 +139,56 @@ def test_the_train_step_type_checks_at_full_size(model_name):
     assert metrics["loss"].shape == ()
 
 
-def shrunk(model_name):
-    """The shrunk recipe without its names."""
+# Numbers that shape no array and switch nothing on or off, and names.
+NO_KIND = (
+    "model_name", "run_name", "decoder_block", "rope_max_timescale", "rope_factor", "rope_low_freq_factor",
+    "rope_high_freq_factor", "original_max_position_embeddings", "max_position_embeddings", "beta_fast", "beta_slow",
+    "mscale", "query_pre_attn_scalar", "normalization_layer_epsilon", "routed_scaling_factor",
+)  # fmt: skip
+
+
+def kind_of(model_name):
+    """What the shrunk recipe is, but for NO_KIND; and whether its use of experts is balanced by a loss."""
     values = architecture.scale_down(config.make(model_name=model_name)).as_dict()
-    return str([value for key, value in values.items() if key not in ("model_name", "run_name", "decoder_block")])
+    values["load_balance_loss_weight"] = values["load_balance_loss_weight"] > 0
+    return str([value for key, value in values.items() if key not in NO_KIND])
 
 
-KINDS = {shrunk(name): name for name in EXPECTED}  # recipes that shrink to the same model need one run
+KINDS = {kind_of(name): name for name in EXPECTED}  # recipes that shrink to the same model need one run
+EXAMPLES = ("gemma2-9b", "gpt-oss-20b", "llama3.2-3b", "qwen3-coder-480b-a35b", "deepseek-v3-671b")
+STEPS = 20
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("model_name", KINDS.values())
-def test_shrunk_recipes_train(model_name):
-    cfg = toy.small(model_name, learning_rate=1e-3, steps=10, warmup_steps_fraction=0.0)
+@functools.cache
+def text():
+    """Rows of the shipped text, and their step's batch."""
+    cfg = config.make(max_target_length=64, steps=STEPS)
+    return data.open_split(cfg, tokenizer.make(cfg), "train", 8)
+
+
+@pytest.mark.parametrize(
+    "model_name", [name if name in EXAMPLES else pytest.param(name, marks=pytest.mark.slow) for name in KINDS.values()]
+)
+def test_shrunk_recipes_train_on_the_shipped_text(model_name):
+    """Twenty steps: the mean loss of the last five is well below that of uniform bytes, and of the first steps."""
+    cfg = toy.small(model_name, learning_rate=3e-3, steps=STEPS, max_target_length=64, warmup_steps_fraction=0.1)
     world, layout = toy.mesh(fsdp=2)
     tree = decoder.declare(cfg)
     tx = optimizer.make(cfg, tree, layout)
-    arrays = {name: x[None] for name, x in toy.batch(cfg, rows=4).items()}
     with jax.set_mesh(world):
-        now = jax.jit(lambda: state.init(cfg, layout, tree, tx))()
-        train_step = jax.jit(step.make_train_step(cfg, layout, tx))
-        batch = toy.put(arrays, world, layout)
+        params = toy.place(
+            cfg, toy.fresh(cfg), world, layout
+        )  # XLA takes longer over initial values than over the step
+        now = state.TrainState(jnp.zeros((), jnp.int32), params, tx.init(params))
+        train_step = jax.jit(step.make_train_step(cfg, layout, tx), donate_argnums=0)
         losses = []
-        for _ in range(2):
-            now, metrics = train_step(now, batch)
-            losses.append(float(metrics["loss"]))
-    assert np.isfinite(losses).all() and losses[1] < losses[0]
+        for number in range(STEPS):
+            arrays = {name: x[None] for name, x in text().batch(number).items()}
+            now, metrics = train_step(now, toy.put(arrays, world, layout))
+            losses.append(float(metrics["lm_loss"]))
+    assert np.isfinite(losses).all()
+    assert np.mean(losses[-5:]) < min(np.mean(losses[:3]) - 0.5, np.log(288) - 1.0), losses
 
 
-MAXTEXT_FILES = {
-    "gemma2-9b": """
-        base_emb_dim: 3584
-        base_num_query_heads: 16
-        base_num_kv_heads: 8
-        base_mlp_dim: 14336
-        base_num_decoder_layers: 21
-        head_dim: 256
-        mlp_activations: ["gelu","linear"]
-        vocab_size: 256000
-        decoder_block: "gemma2"
-        normalization_layer_epsilon: 1.e-06
-        logits_via_embedding: true
-        final_logits_soft_cap: 30.0
-        attn_logits_soft_cap: 50.0
-        sliding_window_size: 4096
-        use_post_attn_norm: true
-        use_post_ffw_norm: true""",
-    "gemma4-26b-a4b": """
-        base_num_decoder_layers: 30
-        base_emb_dim: 2816
-        base_num_query_heads: 16
-        base_num_kv_heads: 8
-        base_mlp_dim: 2112
-        base_moe_mlp_dim: 704
-        mlp_activations: ["gelu","linear"]
-        head_dim: 256
-        global_head_dim: 512
-        global_num_kv_heads: 2
-        vocab_size: 262144
-        decoder_block: "gemma4"
-        normalization_layer_epsilon: 1e-6
-        logits_via_embedding: true
-        sliding_window_size: 1024
-        use_post_attn_norm: true
-        use_post_ffw_norm: true
-        share_kv_projections: true
-        local_rope_max_timescale: 10000
-        global_rope_max_timescale: 1000000
-        rope_max_timescale: 1000000
-        global_rope_proportion: 0.25
-        local_rope_proportion: 1.0
-        v_norm_with_scale: false
-        final_logits_soft_cap: 30.0
-        float32_qk_product: true
-        num_experts: 128
-        num_experts_per_tok: 8
-        shared_experts: 1
-        norm_topk_prob: true
-        image_size_for_vit: [672, 960]
-        image_placeholder: "<|image|>" """,
-    "gpt-oss-20b": """
-        base_emb_dim: 2880
-        base_num_query_heads: 64
-        base_num_kv_heads: 8
-        head_dim: 64
-        sliding_window_size: 128
-        attention_bias: true
-        attention_sink: true
-        rope_type: "yarn"
-        rope_max_timescale: 150_000
-        max_position_embeddings: 131072
-        original_max_position_embeddings: 4096
-        rope_factor: 32
-        beta_fast: 32
-        beta_slow: 1
-        rope_interleave: false
-        rope_truncate: false
-        rope_attention_scaling: true
-        base_mlp_dim: 2880
-        base_moe_mlp_dim: 2880
-        mlp_activations: ["sigmoid","linear"]
-        mlp_activations_limit: 7.0
-        routed_bias: true
-        mlp_bias: true
-        num_experts: 32
-        num_experts_per_tok: 4
-        base_num_decoder_layers: 24
-        vocab_size: 201088
-        normalization_layer_epsilon: 1.0e-5
-        enable_dropout: false
-        logits_via_embedding: false
-        decoder_block: "gpt_oss"
-        inhomogeneous_layer_cycle_interval: 2""",
-    "llama4-maverick-17b-128e": """
-        decoder_block: "llama4"
-        mlp_activations: ["silu","linear"]
-        enable_dropout: false
-        tokenizer_type: "huggingface"
-        base_emb_dim: 5120
-        base_num_decoder_layers: 48
-        base_num_query_heads: 40
-        base_num_kv_heads: 8
-        head_dim: 128
-        base_mlp_dim: 16384
-        base_moe_mlp_dim: 8192
-        vocab_size: 202048
-        normalization_layer_epsilon: 1e-05
-        rope_max_timescale: 500000
-        rope_type: "llama3.1"
-        rope_use_scale: false
-        num_experts: 128
-        shared_experts: 1
-        num_experts_per_tok: 1
-        use_qk_norm: false
-        nope_layer_interval: 4
-        interleave_moe_layer_step: 2
-        inhomogeneous_layer_cycle_interval: 4
-        temperature_tuning: true
-        chunk_attn_window_size: 8192
-        vision_encoder_block: "llama4" """,
-    "kimi-k2-1t": """
-        base_emb_dim: 7168
-        base_num_query_heads: 64
-        base_num_kv_heads: 64
-        base_mlp_dim: 18432
-        base_moe_mlp_dim: 2048
-        base_num_decoder_layers: 61
-        first_num_dense_layers: 1
-        mlp_activations: ["silu", "linear"]
-        vocab_size: 163840
-        enable_dropout: false
-        logits_via_embedding: false
-        normalization_layer_epsilon: 1.0e-6
-        num_experts: 384
-        num_experts_per_tok: 8
-        shared_experts: 1
-        routed_scaling_factor: 2.827
-        routed_score_func: "sigmoid"
-        routed_bias: true
-        decoder_block: "deepseek"
-        attention_type: "mla"
-        q_lora_rank: 1536
-        kv_lora_rank: 512
-        qk_nope_head_dim: 128
-        qk_rope_head_dim: 64
-        v_head_dim: 128
-        mscale: 1.0
-        rope_type: "yarn"
-        rope_max_timescale: 50000
-        max_position_embeddings: 131072
-        original_max_position_embeddings: 4096
-        rope_factor: 32
-        beta_fast: 1
-        beta_slow: 1""",
-}
-
-
-@pytest.mark.parametrize("model_name", MAXTEXT_FILES)
-def test_a_file_in_maxtext_words_is_the_same_architecture(model_name, tmp_path):
-    path = tmp_path / "mine.yml"
-    path.write_text("\n".join(line.strip() for line in MAXTEXT_FILES[model_name].splitlines()))
-    theirs, ours = config.make(model_name=str(path)), config.make(model_name=model_name)
-    assert architecture.segments(theirs) == architecture.segments(ours)
-    assert decoder.declare(theirs) == decoder.declare(ours)
-
-
-def test_a_bundle_lies_below_the_file_that_chose_it(tmp_path):
-    mine = tmp_path / "mine.yml"
-    mine.write_text("decoder_block: gemma2\nfinal_logits_soft_cap: 5.0\n")
-    cfg = config.load([str(ROOT / "configs" / "base.yml"), f"model_name={mine}"], {})
-    assert (cfg.final_logits_soft_cap, cfg.attn_logits_soft_cap, cfg.num_decoder_layers) == (5.0, 50.0, 8)
-    assert "gemma2.yml" in cfg.origin("attn_logits_soft_cap")
-    with pytest.raises(config.InvalidConfig) as caught:
-        config.load([str(ROOT / "configs" / "base.yml"), f"model_name={mine}", "attn_logits_soft_cap=1"], {})
-    assert caught.value.ids == ("config.model-override",)
-    by_hand = config.load([str(ROOT / "configs" / "base.yml"), "decoder_block=gemma2", "attn_logits_soft_cap=1"], {})
-    assert (by_hand.attn_logits_soft_cap, by_hand.use_post_attn_norm) == (1.0, True)
-
-
-def test_an_unknown_block_is_refused_by_name():
-    with pytest.raises(config.InvalidConfig, match="gemma3") as caught:
-        config.make(decoder_block="gemma33")
-    assert caught.value.ids == ("config.unknown-block",)
-    with pytest.raises(config.InvalidConfig) as caught:
-        config.make().replace(decoder_block="gemma3")
-    assert caught.value.ids == ("config.replace-model",)
+def test_the_examples_are_kinds_of_their_own():
+    assert set(EXAMPLES) <= set(KINDS.values())

@@ -8,7 +8,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
-from MaxText import architecture, blueprint, compat, config, decoder, planner
+from MaxText import architecture, blueprint, compat, config, decoder, planner, sequence
 from MaxText.layout import Layout
 
 LENGTH = 32
@@ -41,8 +41,11 @@ def batch(cfg: Any, rows: int = 2, seed: int = 0) -> dict[str, np.ndarray]:
     return {name: np.ascontiguousarray(x, np.int32) for name, x in arrays.items()}
 
 
-def put(arrays: dict[str, np.ndarray], world: Mesh, layout: Layout) -> dict[str, jax.Array]:
-    """Rows [..., B, S] on the devices of the mesh."""
+def put(
+    arrays: dict[str, np.ndarray], world: Mesh, layout: Layout, order: sequence.Order | None = None
+) -> dict[str, jax.Array]:
+    """Rows [..., B, S] on the devices of the mesh, in this order."""
+    arrays = arrays if order is None else sequence.arrange(order, arrays)
 
     def one(x: np.ndarray) -> jax.Array:
         dims = (*[None] * (x.ndim - 2), "activation_batch", "activation_length")
@@ -63,6 +66,19 @@ def hot(cfg: Any, seed: int = 0) -> dict[str, Any]:
                 value = rng.normal(1.0, 0.3, param.shape)
             case _:
                 value = rng.normal(0.0, param.init.std * (3.0 if path.endswith("router/kernel") else 1.0), param.shape)
+        return value.astype(np.float32)
+
+    return blueprint.map_params(draw, decoder.declare(cfg))
+
+
+def fresh(cfg: Any, seed: int = 0) -> dict[str, Any]:
+    """Parameters as NumPy arrays, drawn as those of a new run are."""
+    rng = np.random.default_rng(seed)
+    fixed = {"zeros": 0.0, "ones": 1.0}
+
+    def draw(_: str, param: blueprint.Param) -> np.ndarray:
+        law = param.init.law
+        value = np.full(param.shape, fixed[law]) if law in fixed else rng.normal(0.0, param.init.std, param.shape)
         return value.astype(np.float32)
 
     return blueprint.map_params(draw, decoder.declare(cfg))

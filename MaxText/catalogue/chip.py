@@ -39,6 +39,7 @@ class Chip:
     chips_per_host: int
     devices_per_chip: int
     matrix_unit: int
+    matmul_share: float
     naming: str
     dims: int
     largest: int
@@ -70,6 +71,7 @@ def _read(name: str, fields: dict[str, Any]) -> Chip:
         dims=slices["dims"],
         largest=slices["largest"],
         wraps=str(slices["wraps"]),
+        matmul_share=values.pop("matmul_share", 1.0),
         sources=MappingProxyType(sources),
         **values,
     )

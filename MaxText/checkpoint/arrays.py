@@ -7,6 +7,7 @@ ones without a word, hence the manifest's.
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import sys
@@ -18,9 +19,8 @@ from typing import Any
 
 import numpy as np
 
-from MaxText.checkpoint.manifest import crc
+from MaxText.checkpoint.manifest import File, crc
 from MaxText.checkpoint.tree import nest, unnest
-from MaxText.errors import StorageError
 
 Host = Mapping[str, np.ndarray]
 
@@ -49,12 +49,7 @@ def _copy(array: Any, buffer: np.ndarray | None) -> np.ndarray:
     if not hasattr(array, "addressable_shards"):
         np.copyto(buffer, array)
         return buffer
-    if not (array.is_fully_addressable or array.is_fully_replicated):
-        raise StorageError(
-            f"an array of shape {list(array.shape)} is spread over several processes; "
-            "saving from several processes is not supported. Use one process.",
-            id="checkpoint.several-processes",
-        )
+    assert array.is_fully_addressable or array.is_fully_replicated, "several processes save in pieces"
     for shard in array.addressable_shards:
         if shard.replica_id == 0 or not array.is_fully_addressable:
             buffer[shard.index] = np.asarray(shard.data)
@@ -70,8 +65,18 @@ def _crc(array: np.ndarray) -> str:
     return crc(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
 
 
+def require_read_back(files: Mapping[str, File], sizes: Mapping[str, int], crcs: Mapping[str, Future[str]]) -> None:
+    """OSError unless each file of `sizes` bytes, the whole of an array, has that array's checksum."""
+    for path, nbytes in sizes.items():
+        if nbytes and files[path].size == nbytes and files[path].crc != crcs[path].result():
+            raise OSError(errno.EIO, f"array {path} did not read back as it was written", path)
+
+
 def write(folder: Path, host: Host) -> None:
-    """Write `host` to the new folder `folder`, which appears when it is complete. Raises what Orbax raises."""
+    """Write `host` to the new folder `folder`, which appears when it is complete. Raises what Orbax raises.
+
+    Of several processes only this one takes part.
+    """
     import orbax.checkpoint as ocp
 
     _hush_stragglers()
@@ -101,7 +106,12 @@ def _checkpointer() -> Any:
     import orbax.checkpoint as ocp
 
     logging.getLogger("absl").addFilter(_needed)
-    return ocp.Checkpointer(ocp.PyTreeCheckpointHandler(use_ocdbt=False, use_compression=False))
+    import jax
+
+    me = jax.process_index()
+    alone = ocp.options.MultiprocessingOptions(primary_host=me, active_processes={me}, barrier_sync_key_prefix=f"p{me}")
+    handler = ocp.PyTreeCheckpointHandler(use_ocdbt=False, use_compression=False, multiprocessing_options=alone)
+    return ocp.Checkpointer(handler, multiprocessing_options=alone)
 
 
 def _needed(record: logging.LogRecord) -> bool:

@@ -1,6 +1,6 @@
 """The manifest of a step: written last and atomically, it is the only sign that the step exists.
 
-    {"format": 1, "step": 200, "leaves": {name: {shape, dtype, crc}}, "files": {path: {size, crc}},
+    {"format": 2, "step": 200, "leaves": {name: {shape, dtype, crc}}, "files": {path: {size, crc}},
      "meta": {…}, "versions": {…}, "written": "…", "checksum": "…"}
 
 `path` is relative to the step's folder; `checksum` is the CRC-32 of the rest, as compact JSON with sorted keys.
@@ -12,7 +12,7 @@ import json
 import math
 import os
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from typing import Any
 from MaxText.checkpoint.tree import Leaf, folder_name
 from MaxText.errors import StorageError
 
-FORMAT = 1
+FORMAT = 2  # 1 had no arrays in pieces: every leaf had a checksum
 NAME = "manifest.json"
 _BLOCK = 1 << 20
 
@@ -110,18 +110,21 @@ def read(folder: Path) -> Manifest:
 # --- the files of a step ---------------------------------------------------------------------------------------------
 
 
-def survey(folder: Path) -> dict[str, File]:
-    """Read every file below `folder`, send it and its folder to the disk, and return sizes and checksums."""
+def survey(folder: Path, skip: Collection[str] = ()) -> dict[str, File]:
+    """Read every file below `folder`, send it and its folder to the disk, and return sizes and checksums.
+
+    Paths in `skip` are left out: their writers have done it.
+    """
     found: dict[str, File] = {}
     for parent, _, names in os.walk(folder):
-        for name in sorted(names):
-            path = Path(parent, name)
-            found[path.relative_to(folder).as_posix()] = _fingerprint(path, sync=True)
+        paths = {Path(parent, name).relative_to(folder).as_posix(): Path(parent, name) for name in sorted(names)}
+        found |= {name: fingerprint(path, sync=True) for name, path in paths.items() if name not in skip}
         sync_folder(Path(parent))
     return found
 
 
-def _fingerprint(path: Path, *, sync: bool = False) -> File:
+def fingerprint(path: Path, *, sync: bool = False) -> File:
+    """Size and checksum of a file's content; with `sync`, which is then on the disk."""
     size = value = 0
     with open(path, "rb", buffering=0) as file:
         block = memoryview(bytearray(_BLOCK))
@@ -151,7 +154,7 @@ def _difference(path: Path, saved: File, contents_up_to: float) -> str | None:
         size = path.stat().st_size
         if size != saved.size:
             return f"{size} bytes, {saved.size} were saved"
-        if size <= contents_up_to and (found := _fingerprint(path).crc) != saved.crc:
+        if size <= contents_up_to and (found := fingerprint(path).crc) != saved.crc:
             return f"its bytes have changed (CRC {found}, saved {saved.crc})"
     except OSError as error:
         return str(error.strerror)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import errno
+import functools
 import json
 import os
 import shutil
@@ -14,9 +14,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO, Any, Self
 
-from MaxText.checkpoint import arrays, manifest, tree
-from MaxText.checkpoint.manifest import File, Invalid, Manifest
+from MaxText.checkpoint import arrays, disk, manifest, shards, together, tree
+from MaxText.checkpoint.manifest import Invalid, Manifest
 from MaxText.errors import StorageError
+from MaxText.processes import Alone, Group
 
 _STATE = "state"
 _DAMAGED = ".damaged"
@@ -29,7 +30,8 @@ class Store:
     - A step exists when its manifest does, which is written last. What a killed save leaves is ignored, and removed
       when the next save begins.
     - Arrays are stored whole, without a trace of the mesh; checksums are verified when they are restored.
-    - At most `keep` steps are kept (None: all). Older ones go only after a newer one is durable and read back.
+    - The newest `keep` steps are kept (None: all), and of the older ones the multiples of `keep_period`. The others go
+      only after a newer one is durable and read back.
     - With `asynchronous`, `save` returns once the arrays are copied to host memory; a thread does the rest. Its
       failure is raised by the next `check`, `save`, `wait` or `close`.
     - One process at a time may write: it holds a lock on `<folder>/.lock`.
@@ -37,15 +39,25 @@ class Store:
     Reading (`steps`, `latest`, `manifest`, `verify`, `incomplete`) changes nothing and needs no device.
     """
 
-    def __init__(self, folder: Path, *, keep: int | None = None, asynchronous: bool = True) -> None:
-        """Nothing is read or created yet; `keep` is at least 1."""
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        keep: int | None = None,
+        keep_period: int | None = None,
+        asynchronous: bool = True,
+        group: Group | None = None,
+    ) -> None:
+        """Nothing is read or created yet; `keep` is at least 1. `group`: the processes that save and restore together,
+        each calling `prepare`, `save`, `restore` and `restore_newest` at the same point."""
         if keep is not None and keep < 1:
             raise ValueError(f"keep={keep}: the newest checkpoint is always kept")
         self.folder = folder.absolute()
-        self._keep = keep
+        self._keep, self._keep_period, self._group = keep, keep_period, group or Alone()
         self._damaged: set[int] = set()
         self._buffers: dict[str, Any] = {}
         self._lock: IO[str] | None = None
+        self._prepared = False
         self._pending: Future[None] | None = None
         self._failure: StorageError | None = None
         self._reported = False
@@ -70,9 +82,10 @@ class Store:
 
         Raises StorageError: "checkpoint.no-step".
         """
-        return self._manifest(step).as_dict()
+        return self.read_manifest(step).as_dict()
 
-    def _manifest(self, step: int) -> Manifest:
+    def read_manifest(self, step: int) -> Manifest:
+        """The same as a record. Raises as `manifest`."""
         try:
             if step in self._damaged:
                 raise Invalid("it is damaged")
@@ -86,12 +99,12 @@ class Store:
 
     def verify(self, step: int) -> None:
         """Read every file of `step`; raise StorageError ("checkpoint.damaged") naming those that have changed."""
-        if problems := manifest.differences(self._path(step), self._manifest(step)):
+        if problems := manifest.differences(self._path(step), self.read_manifest(step)):
             raise manifest.damaged(self._path(step), problems)
 
     def require_fit(self, step: int, target: Any) -> None:
         """Raise StorageError ("checkpoint.unfit", with a table) unless `step` has `target`'s arrays. Reads none."""
-        tree.require_fit(self._manifest(step).leaves, tree.named_leaves(target), f"checkpoint {self._path(step)}")
+        tree.require_fit(self.read_manifest(step).leaves, tree.named_leaves(target), f"checkpoint {self._path(step)}")
 
     def restore(self, step: int, target: Any, *, verify: bool = True) -> Any:
         """Return the state of `step` in the structure and shardings of `target`.
@@ -106,9 +119,13 @@ class Store:
         """
         import jax
 
-        saved = self._manifest(step)
+        saved = self.read_manifest(step)
         wanted = tree.named_leaves(target)
         tree.require_fit(saved.leaves, wanted, f"checkpoint {self._path(step)}")
+        if self._group.count > 1 or not all(leaf.crc for leaf in saved.leaves.values()):
+            read = functools.partial(self._read_pieces, step, saved, wanted)
+            placed = together.restore(self._group, self._path(step), read)
+            return jax.tree.unflatten(jax.tree.structure(target), placed)
         host = self._read(step, saved)
         crcs = arrays.start_checksums(host) if verify else {}  # while the arrays go to the devices
         placed = arrays.to_devices(host, wanted)
@@ -138,10 +155,22 @@ class Store:
         found = "\n".join(skipped) or "there is none"
         raise StorageError(f"no intact checkpoint in {self.folder}: {found}", id="checkpoint.none")
 
-    def _read(self, step: int, saved: Manifest) -> arrays.Host:
+    def _require_described(self, step: int, saved: Manifest) -> Path:
+        """The step's folder, once all files have their lengths, and the small ones their bytes."""
         path = self._path(step)
         if problems := manifest.differences(path, saved, contents_up_to=_SMALL):
             raise manifest.damaged(path, problems)
+        return path
+
+    def _read_pieces(self, step: int, saved: Manifest, wanted: dict[str, Any]) -> list[Any]:
+        path = self._require_described(step, saved)
+        try:
+            return shards.read(path / _STATE, saved.leaves, shards.below(saved.files, _STATE), wanted)
+        except shards.Damaged as error:
+            raise manifest.damaged(path, [str(error)]) from error
+
+    def _read(self, step: int, saved: Manifest) -> arrays.Host:
+        path = self._require_described(step, saved)
         try:
             return arrays.read(path / _STATE, saved.leaves)
         except Exception as error:  # Orbax and TensorStore raise many kinds for damaged files
@@ -192,7 +221,7 @@ class Store:
           StorageError: "checkpoint.not-writable"; "checkpoint.in-use" (another process writes here);
             "checkpoint.newer-format" (steps here are of a later version of this program).
         """
-        if self._lock is not None:
+        if self._prepared:
             return
         if newer := [step for step, reason in self._scan().items() if reason and reason.newer]:
             raise StorageError(
@@ -201,8 +230,14 @@ class Store:
                 id="checkpoint.newer-format",
             )
         with self._writing():
-            self.folder.mkdir(parents=True, exist_ok=True)
-            self._lock = _lock(self.folder)
+            together.in_all(self._group, "checkpoint folder", self._open, primary_only=True)
+            if self._group.count > 1:
+                together.require_shared(self._group, self.folder)
+            self._prepared = True
+
+    def _open(self) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self._lock = disk.lock(self.folder)
 
     def save(self, step: int, state: Any, meta: dict[str, Any]) -> float:
         """Save `state` (a tree of jax.Array) as `step`; return the seconds that the caller was kept waiting.
@@ -224,12 +259,16 @@ class Store:
                 id="checkpoint.later-step",
             )
         meta = json.loads(json.dumps(meta))  # ours from here on
-        host = arrays.to_host(tree.named_leaves(state), self._buffers)
+        named = tree.named_leaves(state)
+        write = self._write
+        if self._group.count > 1:
+            write, named = functools.partial(self._write_together, shards.describe(named)), shards.own_pieces(named)
+        host = arrays.to_host(named, self._buffers)
         if self._thread is None:
-            self._write(step, host, meta)
+            write(step, host, meta)
         else:
             self._buffers = host
-            self._pending = self._thread.submit(self._write, step, host, meta)
+            self._pending = self._thread.submit(write, step, host, meta)
         return time.perf_counter() - begun
 
     def check(self) -> None:
@@ -262,6 +301,7 @@ class Store:
             if self._lock is not None:
                 self._lock.close()
                 self._lock = None
+            self._prepared = False
             self._buffers = {}
 
     def __enter__(self) -> Self:
@@ -276,25 +316,33 @@ class Store:
         nbytes = sum(array.nbytes for array in host.values())
         with self._writing(step, nbytes):
             self._clean()
-            _require_room(self.folder, nbytes)
+            disk.require_room(self.folder, nbytes)
             path.mkdir()
             pending = arrays.start_checksums(host)  # of what was copied, not of what was written
             arrays.write(path / _STATE, host)
             files = manifest.survey(path)
             manifest.sync_folder(self.folder)
             crcs = {name: crc.result() for name, crc in pending.items()}
-            self._require_read_back(files, host, crcs)
+            # An array of one chunk is stored as its bytes.
+            chunks = {n: f"{_STATE}/{tree.folder_name(n)}/{shards.chunk_name([0] * x.ndim)}" for n, x in host.items()}
+            sizes = {chunks[name]: array.nbytes for name, array in host.items()}
+            arrays.require_read_back(files, sizes, {chunks[name]: crc for name, crc in pending.items()})
             leaves = {name: tree.Leaf(array.shape, array.dtype.name, crcs[name]) for name, array in host.items()}
-            written = datetime.now(UTC).isoformat(timespec="seconds")
-            manifest.write(path, Manifest(step, leaves, files, meta, arrays.versions(), written))
-            self._prune()
+            manifest.write(path, Manifest(step, leaves, files, meta, arrays.versions(), _now()))
+            self.prune()
 
-    def _require_read_back(self, files: dict[str, File], host: arrays.Host, crcs: dict[str, str]) -> None:
-        """An array of one chunk is stored as its bytes: its file must have the array's checksum."""
-        for name, array in host.items():
-            chunk = f"{_STATE}/{tree.folder_name(name)}/{'.'.join(['0'] * max(1, array.ndim))}"
-            if array.nbytes and files[chunk].size == array.nbytes and files[chunk].crc != crcs[name]:
-                raise OSError(errno.EIO, f"array {name} did not read back as it was written", chunk)
+    def _write_together(
+        self, described: dict[str, shards.Description], step: int, pieces: arrays.Host, meta: dict[str, Any]
+    ) -> None:
+        """The same by several processes, each with its pieces."""
+        nbytes = sum(piece.nbytes for piece in pieces.values())
+
+        def begin() -> None:
+            self._clean()
+            disk.require_room(self.folder, nbytes)
+
+        with self._writing(step, nbytes):
+            together.write(self._group, self._path(step), step, begin, described, pieces, meta, _now, self.prune)
 
     def _clean(self) -> None:
         """Remove what dead saves left, move aside what is damaged."""
@@ -310,11 +358,14 @@ class Store:
             self._path(old).rename(aside)
             self._damaged.discard(old)
 
-    def _prune(self) -> None:
-        """Delete the oldest steps beyond `keep`. First the manifest: a half-deleted step does not exist."""
-        if self._keep is None:
-            return
-        for step in self.steps()[: -self._keep]:
+    def superseded(self) -> list[int]:
+        """The steps that are neither among the newest `keep` nor multiples of `keep_period`, ascending."""
+        older = self.steps()[: -self._keep] if self._keep is not None else []
+        return [step for step in older if not (self._keep_period and step % self._keep_period == 0)]
+
+    def prune(self) -> None:
+        """Delete what is superseded. First the manifest: a half-deleted step does not exist."""
+        for step in self.superseded():
             (self._path(step) / manifest.NAME).unlink()
             shutil.rmtree(self._path(step))
 
@@ -328,59 +379,17 @@ class Store:
         except Exception as error:
             if step is None:
                 raise StorageError(
-                    f"checkpoints cannot be written to {self.folder}: {_cause(error)}. "
+                    f"checkpoints cannot be written to {self.folder}: {disk.cause(error)}. "
                     "Set base_output_directory to a place that can, or enable_checkpointing=false.",
                     id="checkpoint.not-writable",
                 ) from error
             raise StorageError(
-                f"checkpoint {self._path(step)} was not saved: {_cause(error)}. "
-                f"It needs {nbytes:,} bytes; {_free(self.folder)} are free. "
+                f"checkpoint {self._path(step)} was not saved: {disk.cause(error)}. "
+                f"It needs {nbytes:,} bytes; {disk.free(self.folder)} are free. "
                 "Make room and start again: the run resumes from the newest complete checkpoint.",
                 id="checkpoint.not-saved",
             ) from error
 
 
-def _lock(folder: Path) -> IO[str]:
-    """Lock `folder` for this process, or say who has it. File systems without locks are let pass."""
-    import fcntl
-
-    with contextlib.ExitStack() as undo:
-        lock = undo.enter_context(open(folder / ".lock", "a+"))
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            lock.seek(0)
-            raise StorageError(
-                f"another process ({lock.read().strip() or 'unknown'}) is writing checkpoints to {folder}. "
-                "Wait for it, end it, or use another run_name.",
-                id="checkpoint.in-use",
-            ) from None
-        except OSError as error:
-            if error.errno not in (errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS):
-                raise
-        lock.truncate(0)
-        lock.write(f"{os.getpid()}\n")
-        lock.flush()
-        undo.pop_all()  # held until the store closes
-        return lock
-
-
-def _cause(error: Exception) -> str:
-    """What the system said, or the kind and first line of what a library said."""
-    if isinstance(error, OSError) and error.strerror:
-        return error.strerror
-    return f"{type(error).__name__}: {error}".splitlines()[0]
-
-
-def _require_room(folder: Path, nbytes: int) -> None:
-    """Refuse at once what cannot fit, instead of filling the disk first. Some network file systems report no size."""
-    usage = shutil.disk_usage(folder)
-    if usage.total and usage.free < nbytes:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(folder))
-
-
-def _free(folder: Path) -> str:
-    try:
-        return f"{shutil.disk_usage(folder).free:,}"
-    except OSError:
-        return "an unknown number"
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")

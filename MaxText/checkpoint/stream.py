@@ -3,7 +3,6 @@ its first dim. What is written is a step like any other."""
 
 from __future__ import annotations
 
-import json
 import math
 import shutil
 import zlib
@@ -15,9 +14,10 @@ from typing import Any
 
 import numpy as np
 
-from MaxText.checkpoint import arrays, manifest, tree
+from MaxText.checkpoint import arrays, manifest, shards, tree
 from MaxText.checkpoint.manifest import Manifest
 from MaxText.checkpoint.store import Store
+from MaxText.checkpoint.tree import numpy_dtype as numpy_dtype
 
 
 @dataclass(frozen=True)
@@ -59,10 +59,7 @@ def save(store: Store, step: int, streams: Mapping[str, Stream], meta: dict[str,
 def _write(state: Path, name: str, stream: Stream) -> tree.Leaf:
     """Replace the scalar of that name by the stream, in one chunk without compression, as the store writes."""
     folder = state / tree.folder_name(name)
-    description = json.loads((folder / ".zarray").read_text())
-    description |= {"shape": list(stream.shape), "chunks": [max(1, size) for size in stream.shape]}
-    (folder / ".zarray").write_text(json.dumps(description, separators=(",", ":"), sort_keys=True))
-    (folder / "0").unlink(missing_ok=True)
+    shards.reshape(folder, stream.shape, stream.shape)
     crc = size = 0
     with open(folder / _chunk(stream.shape), "wb") as file:
         for piece in stream.pieces:
@@ -87,7 +84,7 @@ class Reader:
         """Raises StorageError: "checkpoint.no-step"; "checkpoint.damaged" where a file has another length."""
         store = Store(folder.absolute().parent)
         self._folder, self._prefix = folder, prefix
-        self._manifest = store._manifest(int(folder.name))
+        self._manifest = store.read_manifest(int(folder.name))
         if problems := manifest.differences(folder, self._manifest, contents_up_to=0):
             raise manifest.damaged(folder, problems)
         self.meta: dict[str, Any] = self._manifest.meta
@@ -128,10 +125,3 @@ def _of_chunks(folder: Path, index: tuple[int, ...]) -> np.ndarray:
 
     spec = {"driver": "zarr", "kvstore": {"driver": "file", "path": str(folder)}}
     return tensorstore.open(spec, open=True, read=True).result()[index].read().result()
-
-
-def numpy_dtype(name: str) -> np.dtype:
-    """The type that a manifest calls `name`."""
-    import ml_dtypes
-
-    return np.dtype(getattr(ml_dtypes, name, name))

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from MaxText.errors import StorageError
 
 
@@ -16,7 +18,8 @@ class Leaf:
     shape: tuple[int, ...]
     dtype: str
     crc: str
-    """CRC-32 of the whole array's bytes in C order, little-endian, as 8 hexadecimal digits"""
+    """CRC-32 of the whole array's bytes in C order, little-endian, as 8 hexadecimal digits; "" where several processes
+    wrote it: then the files, uncompressed pieces of it, have theirs in the manifest"""
 
 
 def named_leaves(tree: Any) -> dict[str, Any]:
@@ -39,6 +42,13 @@ def named_leaves(tree: Any) -> dict[str, Any]:
 def folder_name(name: str) -> str:
     """Return the folder that holds the leaf `name` (Orbax joins keys with dots)."""
     return name.replace("/", ".")
+
+
+def numpy_dtype(name: str) -> np.dtype:
+    """The type that a manifest calls `name`."""
+    import ml_dtypes
+
+    return np.dtype(getattr(ml_dtypes, name, name))
 
 
 def nest(named: Mapping[str, Any]) -> dict[str, Any]:

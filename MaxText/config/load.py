@@ -113,7 +113,7 @@ def _merge(layers: Sequence[Layer], overrides: Sequence[Setting], problems: list
         model = {setting.key: setting for rank in block[len(layers) : -1] for setting in rank}
     if not _true(everything.get("override_model_config")):
         for key in dict.fromkeys(setting.key for setting in overrides):
-            if key in model:
+            if key in model and key not in names.OF_THE_RUN:
                 problems.append(_model_conflict(merged[key], model[key]))
     return resolve(merged, problems, stem)
 
@@ -148,11 +148,27 @@ def _model_layer(
         if layer.resolved and "model_name" in own and own["model_name"].value == chosen.value:
             return {key: setting for key, setting in own.items() if key in ARCHITECTURE}
     path = _named_path(chosen, "models", problems)
-    return {} if path is None else {setting.key: setting for setting in _architecture_file(path, chosen, problems)}
+    if path is None:
+        return {}
+    written = _architecture_file(path, chosen, problems)
+    return {setting.key: setting for setting in (*_said_by_the_name(path, written, problems), *written)}
+
+
+def _said_by_the_name(path: Path, own: Sequence[Setting], problems: list[Problem]) -> list[Setting]:
+    """What MaxText decides by the name of a model and its file leaves out: configs/by_name, below the file itself.
+
+    A file that asks for another decoder block than the one there only has the same name."""
+    found = [file for folder in _CONFIGS if (file := folder / "by_name" / path.name).is_file()]
+    if not found:
+        return []
+    said = files.read(found[0], Origin.file(path, 1), problems).settings
+    block = {setting.value for settings in (said, own) for setting in settings if setting.key == "decoder_block"}
+    return said if len(block) == 1 else []
 
 
 def _architecture_file(path: Path, chosen: Setting, problems: list[Problem]) -> list[Setting]:
-    """The settings of a model file or a bundle: architecture keys, and names that `check` will refuse."""
+    """The settings of a model file or a bundle: architecture keys, the few of a run that MaxText's files hold, which
+    anything above may change, and names that `check` will refuse."""
     layer = files.read(path, chosen.origin, problems)
     if layer.parent is not None:
         text = "a model file stands by itself; remove base_config"
@@ -161,7 +177,9 @@ def _architecture_file(path: Path, chosen: Setting, problems: list[Problem]) -> 
     for setting in layer.settings:
         if names.beside_the_model(setting.key):
             continue
-        if setting.key in KEYS and setting.key not in ARCHITECTURE:
+        if setting.key in names.OF_THE_RUN:
+            kept.append(Setting(setting.key, names.SAME_VALUE.get(str(setting.value), setting.value), setting.origin))
+        elif setting.key in KEYS and setting.key not in ARCHITECTURE:
             text = "a model file holds architecture keys only; move it to the CONFIG file"
             problems.append(Problem("config.model-file", f"{setting.key} ({setting.origin})", text))
         else:

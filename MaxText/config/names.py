@@ -47,7 +47,7 @@ _BY_SENTENCE: dict[str, str] = {
         override_logical_axis_rules mesh_axes data_sharding input_data_sharding_logical_axes
         custom_mesh_and_rule custom_mesh context_sharding""",
     "processes find each other by themselves; leave it out": """
-        skip_jax_distributed_system jax_distributed_initialization_timeout""",
+        skip_jax_distributed_system""",
     "start one process per host": "enable_single_controller colocated_python_data_input",
     "use dataset_type=synthetic for a run without input": "reuse_example_batch",
     "use plan_only=true to see how each tensor is sharded": "debug_sharding",
@@ -88,9 +88,9 @@ _BY_SENTENCE: dict[str, str] = {
     "the order of devices is the planner's; leave it out": "allow_split_physical_axes optimize_mesh_for_tpu_v6e",
     "sharding is always explicit (Shardy); leave it out": "shard_mode shardy",
     "the planner refuses what it cannot shard; plan_only=true shows it": "sharding_tolerance",
-    "pipelining has no settings beside ici_pipeline_parallelism": """
-        num_layers_per_pipeline_stage num_pipeline_repeats pipeline_* num_pipeline_microbatches scan_pipeline_*
-        scan_layers_per_stage set_remat_policy_on_*""",
+    "a pipeline scans its iterations, gathers weights in each, and keeps what remat_policy says": """
+        pipeline_delay_activation_forwarding pipeline_fsdp_* scan_pipeline_* scan_layers_per_stage
+        set_remat_policy_on_*""",
     "of a feed-forward with one branch use mlpwi_0": "mlpwi",
     "projections are kept apart: query_proj, key_proj, value_proj": "qkv_proj",
     "use query_proj and kv_proj": "mla_q mla_kv",
@@ -104,12 +104,12 @@ _BY_SENTENCE: dict[str, str] = {
     "the batch has one size for the whole run: per_device_batch_size or global_batch_size": """
         enable_rampup_batch_size per_device_batch_size_start per_device_batch_size_increment global_rampup_samples""",
     "every host reads its own rows; leave it out": "expansion_factor_real_data",
-    "use dataset_type=text with train_files and eval_files": """
-        dataset_path dataset_name eval_dataset_name train_split eval_split hf_* grain_train_files grain_eval_files
-        grain_train_mixture_config_path grain_file_type train_data_columns eval_data_columns""",
+    "set the variable HF_TOKEN: a key would be written into the run folder": "hf_access_token",
     "use packing_type": "grain_packing_type max_segments_per_seq",
-    "the reader has no buffers or workers to set; leave it out": "grain_*",
-    "text is always tokenised here; leave it out": "tokenize_train_data tokenize_eval_data max_corpus_chars",
+    "the reader has no buffers or workers to set; leave it out": """
+        grain_worker_count grain_*_worker_count grain_*_buffer_size grain_num_threads grain_ram_budget_mb
+        grain_data_source_max_workers grain_use_elastic_iterator""",
+    "a tokenizer is trained by `python -m MaxText tokenizer train`": "max_corpus_chars",
     "long documents are always cut into chunks, never truncated": "use_truncation",
     # optimizer
     "decay falls on matrices, not on norms; set adam_weight_decay": "adamw_mask",
@@ -176,6 +176,18 @@ NOT_THE_MODEL = [
     "tokenizer_path",
     "scan_layers",
 ]
+
+# These it may hold although they are a run's: MaxText's files of GPT-3 do.
+OF_THE_RUN = {
+    "opt_type",
+    "adam_b1",
+    "adam_b2",
+    "adam_eps",
+    "adam_weight_decay",
+    "gradient_clipping_threshold",
+    "max_target_length",
+}
+SAME_VALUE = {"adam_pax": "adamw"}  # Pax writes Adam's bias correction otherwise; the numbers are the same
 
 NOT_OFFERED: dict[str, str] = {name: text for text, names in _BY_SENTENCE.items() for name in names.split()}
 """Keys that people know from other versions (patterns with `*`) → one sentence: what to do instead."""

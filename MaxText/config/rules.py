@@ -28,9 +28,13 @@ class Rule(NamedTuple):
 RULES: list[Rule] = []
 
 
-def rule(id: str) -> Callable[[Callable[..., str | None]], Callable[..., str | None]]:
+def rule(
+    id: str, notable: Callable[[object], bool] = lambda value: True
+) -> Callable[[Callable[..., str | None]], Callable[..., str | None]]:
+    """Registers a rule; its message shows the values that are `notable`."""
+
     def register(broken: Callable[..., str | None]) -> Callable[..., str | None]:
-        RULES.append(Rule(id, tuple(inspect.signature(broken).parameters), broken))
+        RULES.append(Rule(id, tuple(inspect.signature(broken).parameters), broken, notable))
         return broken
 
     return register
@@ -244,6 +248,21 @@ RULES.append(
         notable=lambda value: value in ("custom", "offload"),
     )
 )
+
+
+# checkpoint
+
+
+@rule("config.keep-period")
+def kept_steps_are_saved(checkpoint_keep_period: int, checkpoint_period: int) -> str | None:
+    """checkpoint_keep_period is a multiple of checkpoint_period."""
+    rest = checkpoint_keep_period % checkpoint_period
+    if not rest:
+        return None
+    return (
+        f"only multiples of {checkpoint_period} are saved; the nearest is "
+        f"{max(checkpoint_period, checkpoint_keep_period - rest)}"
+    )
 
 
 # optimizer, profiler

@@ -51,6 +51,13 @@ class Run(Group):
     jax_cache_dir: str = key("~/.cache/maxtext/xla", 'folder of compiled programs, kept between runs; "" = none')
 
 
+class Processes(Group):
+    title = "processes"
+    jax_distributed_initialization_timeout: Size = key(300, "seconds in which all processes of a run must come")
+    jax_distributed_heartbeat_timeout_seconds: Size = key(100, "silence after which a process counts as lost")
+    process_wait_timeout: Size = key(600, "seconds that processes wait for one another at a save, or at the end")
+
+
 class Architecture(Group):
     title = "architecture"
     decoder_block: str = key("llama2", "the family's bundle of decoder features: a name in configs/decoder_blocks")
@@ -221,11 +228,24 @@ class Mesh(Group):
     dcn_expert_parallelism: SizeOrMinusOne = key(1, "experts between slices")
     dcn_context_parallelism: SizeOrMinusOne = key(1, "sequence split between slices")
     dcn_tensor_parallelism: SizeOrMinusOne = key(1, "heads and feed-forward split between slices")
+    shard_kv_heads: bool = key(True, "false = key/value heads need not divide over tensor: replicated in groups")
     context_parallel_strategy: Literal["all_gather", "ring", "ulysses"] = key(
         "all_gather", "how split rows attend: gather all keys, pass them round, or exchange rows for heads"
     )
     context_parallel_load_balance: bool = key(
         True, "give each shard an early and a late part of the row (not for ulysses)"
+    )
+    num_layers_per_pipeline_stage: SizeOrMinusOne = key(
+        -1, "layers of a stage in a repeat; -1 = as num_pipeline_repeats asks, or one layer pattern"
+    )
+    num_pipeline_repeats: SizeOrMinusOne = key(
+        -1, "how often a microbatch passes all stages; -1 = as the layers ask; between slices once"
+    )
+    pipeline_parallel_layers: SizeOrMinusOne = key(
+        -1, "layers that are pipelined, the rest follow; -1 = all of the largest segment"
+    )
+    num_pipeline_microbatches: SizeOrMinusOne = key(
+        -1, "microbatches of the pipeline, a multiple of its stages; -1 = one each"
     )
     num_slices: SizeOrMinusOne = key(-1, "slices; -1 = as many as there are")
     logical_axis_rules: Texts = key(
@@ -298,6 +318,7 @@ class Checkpoint(Group):
     max_num_checkpoints_to_keep: int | None = key(
         3, "older ones are deleted once a newer is verified; none = all", ge=1
     )
+    checkpoint_keep_period: Count = key(0, "but those after a multiple of so many steps are kept for good; 0 = none")
 
 
 class EvalAndMetrics(Group):
@@ -321,12 +342,12 @@ class Sample(Group):
 
 
 GROUPS: tuple[type[Group], ...] = (
-    Run, Architecture, Precision, Mesh, Memory, Batch, Data, Optimizer, Checkpoint, EvalAndMetrics, Sample,
+    Run, Processes, Architecture, Precision, Mesh, Memory, Batch, Data, Optimizer, Checkpoint, EvalAndMetrics, Sample,
 )  # fmt: skip
 
 
 class Schema(
-    Sample, EvalAndMetrics, Checkpoint, Optimizer, Data, Batch, Memory, Mesh, Precision, Architecture, Run
+    Sample, EvalAndMetrics, Checkpoint, Optimizer, Data, Batch, Memory, Mesh, Precision, Architecture, Processes, Run
 ):  # pydantic orders fields from the last base to the first
     """All keys as they were written, each by itself valid; relations are checked by `rules`."""
 

@@ -202,7 +202,8 @@ FAMILIES = (
         "gemma4_text", "Gemma4ForCausalLM", "gemma4", rows.PLAIN + rows.FOUR_NORMS + rows.GEMMA4,
         (*GEMMA, "final_logit_softcapping", "hidden_size_per_layer_input")
         + ("num_kv_shared_layers", "use_double_wide_mlp", "attention_k_eq_v"),
-        (parts.rope(nested=True), parts.layers(FIVE_TO_ONE, 512), parts.GEMMA4), only=NO_BIAS | ONE_WAY,
+        (parts.rope(nested=True), parts.layers(FIVE_TO_ONE, 512, last_global=True), parts.GEMMA4),
+        only=NO_BIAS | ONE_WAY,
         defaults=TIED | {"head_dim": 256, "final_logit_softcapping": None, "hidden_size_per_layer_input": 256}
         | {"vocab_size_per_layer_input": 262_144, "num_kv_shared_layers": 0, "use_double_wide_mlp": False}
         | {"attention_k_eq_v": False},

@@ -14,7 +14,7 @@ import numpy as np
 # GPT-2's split of a text. Python's classes stand for Unicode's: [^\W\d_] for letters, \d for numbers.
 _GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?[^\W\d_]+| ?\d+| ?(?:[^\s\w]|_)+|\s+(?!\S)|\s+"
 # SmolLM splits numbers into digits first.
-_SPLITS = {"gpt-2": (_GPT2,), "default": (_GPT2,), "smollm": (r"\d|\D+", _GPT2)}
+SPLITS = {"gpt-2": (_GPT2,), "default": (_GPT2,), "smollm": (r"\d|\D+", _GPT2)}
 _CONTROL = 3  # token types: 1 normal, 2 unknown, 3 control, 6 byte
 
 
@@ -32,12 +32,13 @@ BYTES = {letter: byte for byte, letter in LETTERS.items()}
 class BytePairs:
     """A byte-level BPE tokenizer; see `tokenizer.Tokenizer` for what its members mean."""
 
-    name = "byte pairs of the GGUF file"
+    name = "byte pairs"
 
     def __init__(
         self, tokens: list[str], merges: list[str], control: set[int], bos: int, eos: int, splits: tuple[str, ...]
     ):
-        self._tokens, self._control = tokens, control
+        self.tokens, self.merges, self.control = tokens, merges, control
+        self.digits_apart = len(splits) > 1
         self._ids = {token: i for i, token in enumerate(tokens)}
         self._ranks = {tuple(merge.split(" ")): rank for rank, merge in enumerate(merges)}
         self._splits = [re.compile(split) for split in splits]
@@ -57,8 +58,8 @@ class BytePairs:
 
     def decode(self, ids: Iterable[int] | np.ndarray) -> str:
         """The text of `ids`; special tokens give nothing."""
-        known = [int(i) for i in ids if 0 <= int(i) < self.vocab_size and int(i) not in self._control]
-        return b"".join(self._bytes(self._tokens[i]) for i in known).decode(errors="replace")
+        known = [int(i) for i in ids if 0 <= int(i) < self.vocab_size and int(i) not in self.control]
+        return b"".join(self._bytes(self.tokens[i]) for i in known).decode(errors="replace")
 
     def _bytes(self, token: str) -> bytes:
         return b"".join(bytes((BYTES[c],)) if c in BYTES else c.encode() for c in token)
@@ -82,11 +83,11 @@ class BytePairs:
 
 def make(metadata: Mapping[str, Any]) -> BytePairs | None:
     """The tokenizer in a GGUF file's metadata; None if it is not of this kind."""
-    if metadata.get("tokenizer.ggml.model") != "gpt2" or metadata.get("tokenizer.ggml.pre", "default") not in _SPLITS:
+    if metadata.get("tokenizer.ggml.model") != "gpt2" or metadata.get("tokenizer.ggml.pre", "default") not in SPLITS:
         return None
     tokens = metadata["tokenizer.ggml.tokens"]
     kinds = metadata.get("tokenizer.ggml.token_type", [1] * len(tokens))
     control = {i for i, kind in enumerate(kinds) if kind == _CONTROL}
     bos, eos = (metadata.get(f"tokenizer.ggml.{name}_token_id", 0) for name in ("bos", "eos"))
-    splits = _SPLITS[metadata.get("tokenizer.ggml.pre", "default")]
+    splits = SPLITS[metadata.get("tokenizer.ggml.pre", "default")]
     return BytePairs(tokens, metadata["tokenizer.ggml.merges"], control, bos, eos, splits)

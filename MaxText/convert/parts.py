@@ -102,8 +102,9 @@ def _pattern(kinds: Sequence[str], sizes: Mapping[str, tuple[str, int | None]]) 
     return ours
 
 
-def layers(default: Sequence[str], window: int = 0) -> Part:
-    """`layer_types` of full and sliding attention; `default`: where config.json has none, over and over."""
+def layers(default: Sequence[str], window: int = 0, last_global: bool = False) -> Part:
+    """`layer_types` of full and sliding attention; `default`: where config.json has none, over and over. With
+    `last_global` the last layer is a full one whatever is written, as in the reference of Gemma 4."""
 
     def read(theirs: Theirs) -> Ours:
         size = theirs.get("sliding_window", window)
@@ -114,6 +115,7 @@ def layers(default: Sequence[str], window: int = 0) -> Part:
             kinds = ["global" if i < first or not size else "local_sliding" for i in range(theirs["num_hidden_layers"])]
         else:
             kinds = _kinds(theirs, default)
+        kinds = [*kinds[:-1], "global"] if last_global else kinds
         return _pattern(kinds, {"local_sliding": ("sliding_window_size", size)})
 
     def write(cfg: Any) -> dict[str, Any]:

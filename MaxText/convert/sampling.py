@@ -10,6 +10,8 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from MaxText import tokenizer
+from MaxText.convert import words
+from MaxText.convert.gguf_words import BytePairs
 from MaxText.convert.score import place
 from MaxText.convert.source import Source
 from MaxText.convert.verbs import words_missing
@@ -38,20 +40,29 @@ def continue_ids(
 
 def continue_text(source: Source, prompt: str, new: int, temperature: float = 0.0) -> str:
     """`prompt` and its continuation by at most `new` tokens."""
-    words = _words(source)
+    own = _own_words(source)
+    speech = own or _run_words(source)
     placed = place(source)
-    cfg = placed.cfg if source.words is None else placed.cfg.replace(add_bos=False)
+    cfg = placed.cfg.replace(add_bos=False) if isinstance(own, BytePairs) else placed.cfg
     with jax.set_mesh(placed.mesh):
-        return generate(cfg, placed.layout, placed.params, words, prompt, new, (temperature,))[0]
+        return generate(cfg, placed.layout, placed.params, speech, prompt, new, (temperature,))[0]
 
 
-def _words(source: Source) -> Any:
-    """1. the source's own tokenizer, 2. that of the run it came from or of tokenizer_type."""
-    if source.words is not None:
-        return source.words
-    if source.kind in ("Hugging Face", "GGUF") and str(source.cfg.origin("tokenizer_type")) == "default":
+def _own_words(source: Source) -> Any:
+    """The tokenizer that came with the weights, unless tokenizer_type asks for another."""
+    if str(source.cfg.origin("tokenizer_type")) == "command line":
+        return None
+    where = words.folder(source)
+    if (found := words.read(source)) is None and where is not None and (where / words.FILES[0]).is_file():
+        return tokenizer.open_tokenizer("huggingface", str(where / words.FILES[0]))  # by its library
+    return found
+
+
+def _run_words(source: Source) -> Any:
+    """The tokenizer that tokenizer_type asks for, or that the run had; byte is nobody's choice for foreign weights."""
+    if str(source.cfg.origin("tokenizer_type")) == "default":
         raise words_missing(source)
-    words = tokenizer.make(source.cfg)
-    if words.vocab_size > source.cfg.vocab_size:
+    found = tokenizer.make(source.cfg)
+    if found.vocab_size > source.cfg.vocab_size:
         raise words_missing(source)
-    return words
+    return found

@@ -20,6 +20,7 @@ from MaxText.errors import DataError, StorageError
 
 # What a run's configuration says of its words; the rest (mesh, steps, ...) belongs to the run alone.
 WORDS = ("tokenizer_type", "tokenizer_path", "add_bos", "add_eos", "max_target_length")
+IMPORTED = "imported from"
 HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
 
 
@@ -158,6 +159,7 @@ def _step(path: Path, kind: str, overrides: Mapping[str, Any]) -> Source:
 
 
 def _saved(step: Path) -> dict[str, Any]:
-    """What a step says of its model and its words."""
+    """What a step says of its model, and, unless it was imported, of its words."""
     meta = Store(step.absolute().parent).manifest(int(step.name))["meta"]
-    return {key: value for key, value in meta["config"].items() if key in ARCHITECTURE or key in WORDS}
+    words = () if IMPORTED in meta.get("data", {}) else WORDS
+    return {key: value for key, value in meta["config"].items() if key in ARCHITECTURE or key in words}

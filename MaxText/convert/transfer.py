@@ -12,9 +12,9 @@ import numpy as np
 from MaxText import blueprint
 from MaxText.checkpoint import Store
 from MaxText.checkpoint.stream import Stream, numpy_dtype, save
-from MaxText.convert import hf_config, mapping, safetensors
+from MaxText.convert import hf_config, mapping, safetensors, words
 from MaxText.convert.folder import new_folder
-from MaxText.convert.source import Source, open_source
+from MaxText.convert.source import IMPORTED, Source, open_source
 from MaxText.convert.weights import pieces
 from MaxText.errors import StorageError
 
@@ -37,14 +37,16 @@ def import_model(src: Path, out: Path, overrides: Mapping[str, Any]) -> str:
     }
     cfg = source.cfg.replace(weight_dtype=_weight_dtype(stored, source))
     parameters = blueprint.count(source.tree)
-    meta = {"config": cfg.as_dict(), "parameters": parameters, "data": {"imported from": str(src)}}
+    meta = {"config": cfg.as_dict(), "parameters": parameters, "data": {IMPORTED: str(src)}}
     with new_folder(out) as folder, Store(folder / "checkpoints", asynchronous=False) as store:
         save(store, STEP, streams, meta)
         comment = f"{out.name}: {parameters:,} parameters, imported from {src.name}."
         (folder / RECIPE).write_text(hf_config.to_yaml(source.recipe, comment))
+        carried = words.carry(source, folder)
     lines = [f"imported {source.kind} {src}: {parameters:,} parameters, mostly {source.dtype.name}"]
     lines += [f"  {note}" for note in source.notes]
-    return "\n".join([*lines, f"weights: {out}/checkpoints/{STEP}", f"recipe:  {out}/{RECIPE}"])
+    lines += [f"weights: {out}/checkpoints/{STEP}", f"recipe:  {out}/{RECIPE}"]
+    return "\n".join([*lines, f"words:   {', '.join(carried)}"] if carried else lines)
 
 
 def _stored_dtype(source: Source, path: str, param: blueprint.Param, overrides: Mapping[str, Any]) -> np.dtype:
@@ -95,7 +97,11 @@ def export_model(
     with new_folder(out) as folder:
         (folder / "config.json").write_text(json.dumps(dict(sorted(theirs.items())), indent=2) + "\n")
         safetensors.write_folder(folder, wanted, produce, shard_bytes or safetensors.SHARD_BYTES)
-        return source, [] if reference is None else [f"verified: {verify(src, folder, out, reference)}"]
+        words.carry(source, folder)
+        if reference is None:
+            return source, []
+        rounded = {**reference, "weight_dtype": dtype} if dtype else reference
+        return source, [f"verified: {verify(src, folder, out, rounded)}"]
 
 
 def _exported_dtype(source: Source, link: mapping.Link, dtype: str) -> np.dtype:
@@ -116,11 +122,11 @@ def _layer(link: mapping.Link) -> int:
 
 
 def verify(src: Path, folder: Path, out: Path, reference: Mapping[str, Any]) -> str:
-    """Compare the logits of `src` and of `folder`, the future `out`, on the same random ids; return how far they are
-    apart, as a line.
+    """Compare the logits of `src` and of `folder`, the future `out`, on the same random ids, both with their weights in
+    `reference`'s weight_dtype; return how far they are apart, as a line.
 
     Raises:
-      StorageError: "convert.not-equal" beyond 1e-5 of the largest logit (1e-2 where the stored types differ).
+      StorageError: "convert.not-equal" beyond 1e-5 of the largest logit.
     """
     from MaxText.convert.score import logits_of
 
@@ -128,9 +134,8 @@ def verify(src: Path, folder: Path, out: Path, reference: Mapping[str, Any]) -> 
     ids = np.random.default_rng(0).integers(0, before.cfg.vocab_size, (2, 32), np.int32)
     left, right = (logits_of(source, ids) for source in (before, after))
     size, apart = float(np.abs(left).max()), float(np.abs(left - right).max())
-    limit = 1e-5 if before.dtype == after.dtype else 1e-2
     line = f"logits of both on 64 random ids: largest {size:.4g}, largest difference {apart:.3g}"
-    if not apart <= limit * size:
+    if not apart <= 1e-5 * size:
         raise StorageError(
             f"{out} would not compute what {src} does: {line}. Nothing was left. [convert.not-equal]",
             id="convert.not-equal",

@@ -98,7 +98,7 @@ def text_names(tensors: Mapping[str, Any], layers: int) -> tuple[dict[str, Any],
 
 def pieces(param: blueprint.Param) -> list[int | None]:
     """The indices of a parameter's pieces: one for each layer that its array stacks, or [None]: it is one piece."""
-    return [*range(param.shape[0])] if param.axes[:1] == ("layers",) else [None]
+    return [*range(param.shape[0])] if param.axes[:1] in blueprint.STACKED else [None]
 
 
 def place(

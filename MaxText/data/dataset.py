@@ -3,32 +3,69 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from functools import cached_property
+from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 
-from MaxText.data import sources
-from MaxText.data.order import ORDER_VERSION, Order
-from MaxText.data.rows import Batch, Rows, SyntheticRows, TextRows, join
-from MaxText.errors import DataError, DataExhausted
-from MaxText.tokenizer import Tokenizer
-
-if TYPE_CHECKING:
-    from MaxText.config import Config
+from MaxText.data.mixture import Mixture
+from MaxText.data.names import Names
+from MaxText.data.order import Order
+from MaxText.data.rows import Batch, Piece, Rows
+from MaxText.errors import DataExhausted
 
 Split = Literal["train", "eval"]
-
-FORMAT = 1  # part of the fingerprint: change it whenever the rows of a recipe change
 _BLOCK = 1 << 16  # rows looked at in one go when a summary counts
-SYNTHETIC_EVAL_BATCHES = 8  # the fixed eval set of synthetic data when eval_steps=-1
+
+
+@dataclass(frozen=True)
+class Part:
+    """What one entry of a mixture gives; a split that is no mixture has one part."""
+
+    name: str
+    contents: Rows
+    order: Order
+    names: Names | None = None
+
+    @property
+    def rows(self) -> int:
+        """Rows in one epoch; 0 = endless."""
+        return self.contents.count or 0
+
+    def targets(self, rows: int) -> int:
+        """Real targets in the first `rows` rows of the order."""
+        whole, rest = divmod(rows, self.rows) if self.rows else (0, rows)
+        first = whole * self.rows
+        return whole * self.contents.total + self._count(first, first + rest)
+
+    def _count(self, first: int, stop: int) -> int:
+        blocks = ((i, min(i + _BLOCK, stop)) for i in range(first, stop, _BLOCK))
+        return sum(int(self.contents.pairs(self.order.rows_at(*block)).sum()) for block in blocks)
+
+
+class Batches(Protocol):
+    """What every kind of data set has."""
+
+    @property
+    def batches(self) -> int | None: ...
+
+
+class Shown(NamedTuple):
+    """A row of a step, for people: its place in the batch, what it is of, and the documents in it."""
+
+    place: int
+    part: str
+    epoch: int
+    row: int
+    pieces: list[tuple[str, Piece]]
 
 
 @dataclass(frozen=True)
 class Dataset:
     """One split in rows of `length` tokens, `global_batch` rows to a step. Nothing in here changes after it is opened.
 
-    source: one line for people. documents, tokens (with special tokens), bytes (of text), rows: 0 for endless data.
-    dropped: documents without a row, counted by reason.
+    source: one line for people. documents, tokens (with special tokens), bytes (of text): 0 for endless data.
+    dropped: documents without a row, counted by reason. bad: (name, fault) of those that could not be read.
     fingerprint: the recipe, JSON-able; equal recipes give equal batches.
     """
 
@@ -41,18 +78,35 @@ class Dataset:
     global_batch: int
     dropped: dict[str, int]
     fingerprint: dict[str, Any]
-    contents: Rows
-    order: Order
+    parts: tuple[Part, ...]
+    mixture: Mixture | None = None
+    bad: tuple[tuple[str, str], ...] = ()
 
     @property
     def rows(self) -> int:
-        """Rows in one epoch; 0 = endless."""
-        return self.contents.count or 0
+        """Rows in one epoch, of all parts; 0 = endless."""
+        return sum(part.rows for part in self.parts)
 
-    @property
+    @cached_property
     def batches(self) -> int | None:
-        """Global batches; None = endless. Train: whole batches in num_epoch epochs. Eval: the last one is padded."""
-        return self.order.batches
+        """Global batches; None = endless. Train: whole batches until a part has given num_epoch epochs.
+        Eval: the last one is padded."""
+        if self.mixture is None:
+            return self.parts[0].order.batches
+        limits = self._limits()
+        if limits is None:
+            return None
+        low, high = 0, int(limits.sum()) // self.global_batch + 1
+        while high - low > 1:  # `low` batches are there, `high` are not
+            middle = (low + high) // 2
+            enough = (self.mixture.given(middle * self.global_batch) <= limits).all()
+            low, high = (middle, high) if enough else (low, middle)
+        return low
+
+    def _limits(self) -> np.ndarray | None:
+        """Rows that each part may give, int64 [parts]; None = no limit."""
+        epochs = self.parts[0].order.epochs
+        return None if epochs is None else np.array([part.rows * epochs for part in self.parts], np.int64)
 
     def batch(self, step: int, rows: slice | None = None) -> Batch:
         """Global batch `step`, or its `rows` (a host's share): int32 [rows, length] arrays
@@ -66,183 +120,98 @@ class Dataset:
         first, stop, stride = (rows or slice(None)).indices(self.global_batch)
         if stride != 1 or (rows and (rows.stop or 0) > self.global_batch):
             raise ValueError(f"{rows} is no contiguous part of a global batch of {self.global_batch} rows")
-        return self.contents.take(self.order.rows_at(step * self.global_batch + first, step * self.global_batch + stop))
+        first, stop = step * self.global_batch + first, step * self.global_batch + stop
+        if self.mixture is None:
+            return self.parts[0].contents.take(self.parts[0].order.rows_at(first, stop))
+        return self._mixed(*self.mixture.at(first, stop))
+
+    def _mixed(self, part: np.ndarray, nth: np.ndarray) -> Batch:
+        batch: Batch = {}
+        for number in np.unique(part):
+            here, one = part == number, self.parts[number]
+            for name, values in one.contents.take(one.order.rows_of(nth[here])).items():
+                batch.setdefault(name, np.empty((len(part), self.length), np.int32))[here] = values
+        return batch
+
+    def state_at(self, step: int) -> None:
+        """What a checkpoint has to keep so that batch(step) can be the next: nothing, it is arithmetic."""
+
+    def seek(self, state: Any) -> None:
+        """Go on from what `state_at` gave."""
+
+    def show(self, step: int, rows: slice | None = None) -> list[Shown]:
+        """What the rows of global batch `step` hold."""
+        check_enough(self, step + 1)
+        places = range(self.global_batch)[rows or slice(None)]
+        shown = []
+        for place in places:
+            index = step * self.global_batch + place
+            number, nth = (int(a[0]) for a in self.mixture.at(index, index + 1)) if self.mixture else (0, index)
+            one = self.parts[number]
+            row = int(one.order.rows_of(np.array([nth]))[0])
+            pieces = one.contents.pieces(row) if row >= 0 else []
+            named = [(one.names.name(p.document) if one.names else f"row {row}", p) for p in pieces]
+            shown.append(Shown(place, one.name, nth // one.rows if one.rows else 0, row, named))
+        return shown
 
     def summary(self, steps: int | None = None) -> dict[str, Any]:
         """Accounting after `steps` global batches (default: all there are).
 
         rows seen; rows_repeated (seen in an earlier epoch) and rows_unseen; epochs; tokens: real targets;
-        padding: slots without one; dropped: documents by reason; packing_efficiency: tokens / (tokens + padding).
+        padding: slots without one; dropped: documents by reason; packing_efficiency: tokens / (tokens + padding);
+        parts of a mixture: their rows and epochs by name.
         """
         steps = steps if steps is not None else self.batches
         if steps is None:
             raise ValueError("the data are endless: say how many steps")
         slots = steps * self.global_batch
-        limit = slots if self.order.epochs is None or not self.rows else min(slots, self.rows * self.order.epochs)
-        tokens = self._targets(limit)
+        given = self._given(slots)
+        rows, tokens = sum(given), sum(part.targets(n) for part, n in zip(self.parts, given, strict=True))
+        seen = list(zip(self.parts, given, strict=True))
         return {
-            "rows": limit,
-            "rows_repeated": max(0, limit - self.rows) if self.rows else 0,
-            "rows_unseen": max(0, self.rows - limit),
-            "epochs": limit / self.rows if self.rows else 0.0,
+            "rows": rows,
+            "rows_repeated": sum(max(0, n - part.rows) for part, n in seen if part.rows),
+            "rows_unseen": sum(max(0, part.rows - n) for part, n in seen),
+            "epochs": rows / self.rows if self.rows else 0.0,
             "tokens": tokens,
             "padding": slots * self.length - tokens,
             "dropped": dict(self.dropped),
             "packing_efficiency": tokens / (slots * self.length) if slots else 0.0,
-        }
+        } | ({"parts": {part.name: (n, n / part.rows) for part, n in seen}} if self.mixture else {})
 
-    def _targets(self, rows: int) -> int:
-        """Real targets in the first `rows` rows of the order."""
-        whole, rest = divmod(rows, self.rows) if self.rows else (0, rows)
-        first = whole * self.rows
-        return (whole * self._count(0, self.rows) if whole else 0) + self._count(first, first + rest)
-
-    def _count(self, first: int, stop: int) -> int:
-        blocks = ((i, min(i + _BLOCK, stop)) for i in range(first, stop, _BLOCK))
-        return sum(int(self.contents.pairs(self.order.rows_at(*block)).sum()) for block in blocks)
+    def _given(self, slots: int) -> list[int]:
+        """Rows that each part gives in the first `slots` slots of the order."""
+        if self.mixture:
+            return [int(n) for n in self.mixture.given(slots)]
+        (part,) = self.parts
+        return [slots if part.order.epochs is None or not part.rows else min(slots, part.rows * part.order.epochs)]
 
 
-def check_enough(dataset: Dataset, steps: int) -> None:
+def check_enough(dataset: Batches, steps: int) -> None:
     """DataExhausted when the split holds fewer than `steps` global batches. For the time before anything starts."""
     available = dataset.batches
-    if available is None or steps <= available:
+    if available is None or steps <= available or not isinstance(dataset, Dataset):
         return
-    order, per_step = dataset.order, dataset.global_batch * dataset.length
-    need, rows = f"{steps * per_step:,} tokens in {steps * order.global_batch:,} rows", dataset.rows
+    order, batch, rows = dataset.parts[0].order, dataset.global_batch, dataset.rows
+    need = f"{steps * batch * dataset.length:,} tokens in {steps * batch:,} rows"
     if dataset.split == "eval":
         raise DataExhausted(
             f"eval_steps={steps} needs {need}, but the eval data hold {rows:,} rows = {available} batches of "
-            f"{order.global_batch}. Set eval_steps={available}, or -1 for all.",
+            f"{batch}. Set eval_steps={available}, or -1 for all.",
             id="data.exhausted",
         )
-    epochs = order.epochs or 0
-    cure = f"num_epoch={-(-steps * order.global_batch // rows)} (or -1: for ever)"
-    cure += f", or steps={available}" if available else ", or a smaller batch"
+    epochs, cure = order.epochs or 0, f"steps={available}" if available else "a smaller batch"
+    what = (
+        f"{rows:,} rows x num_epoch={epochs} give {rows * epochs * dataset.length:,} tokens = {available} whole steps"
+    )
+    if dataset.mixture:
+        needed = dataset.mixture.given(steps * batch)
+        most = max(-(-int(n) // part.rows) for n, part in zip(needed, dataset.parts, strict=True))
+        what = f"with num_epoch={epochs} a part of the mixture ends after {available} whole steps"
+    else:
+        most = -(-steps * batch // rows)
     raise DataExhausted(
-        f"The data end before step {steps}: {steps} steps of {order.global_batch} x {dataset.length} need {need}, but "
-        f"{rows:,} rows x num_epoch={epochs} give {rows * epochs * dataset.length:,} tokens = {available} whole steps. "
-        f"Set {cure}.",
+        f"The data end before step {steps}: {steps} steps of {batch} x {dataset.length} need {need}, but {what}. "
+        f"Set num_epoch={most} (or -1: for ever), or {cure}.",
         id="data.exhausted",
     )
-
-
-def open_split(cfg: Config, tokenizer: Tokenizer, split: Split, global_batch: int) -> Dataset:
-    """Reads, checks and tokenizes one split. Raises DataError.
-
-    dataset_type=text: `train_files` for num_epoch epochs, by row in random order if enable_data_shuffling;
-    `eval_files` once, in order.
-    dataset_type=synthetic: endless random ids for train (num_epoch has no meaning there), eval_steps batches for eval.
-    """
-    if tokenizer.vocab_size > cfg.vocab_size:
-        raise DataError(
-            f"The {tokenizer.name} tokenizer has ids 0..{tokenizer.vocab_size - 1}, but vocab_size={cfg.vocab_size}. "
-            f"Set vocab_size={tokenizer.vocab_size} or more, such as {-(-tokenizer.vocab_size // 32) * 32}.",
-            id="data.vocabulary",
-        )
-    opener = {"text": _open_text, "synthetic": _open_synthetic}[cfg.dataset_type]
-    return opener(cfg, tokenizer, split, global_batch)
-
-
-def _open_text(cfg: Config, tokenizer: Tokenizer, split: Split, global_batch: int) -> Dataset:
-    documents = [sources.read(file) for file in _files(cfg, split)]
-    ids = [_ids(document, tokenizer, cfg) for document in documents]
-    kept = [i for i in ids if len(i) > 1]
-    if not kept:
-        raise DataError(
-            f"{split}_files: no document has two tokens: nothing to predict. Add text, or set add_bos=true.",
-            id="data.no-targets",
-        )
-    stream, lengths = join(kept, np.uint16 if cfg.vocab_size <= 1 << 16 else np.int32)
-    rows = TextRows(stream, lengths, cfg.max_target_length, packing=cfg.packing)
-    return Dataset(
-        split=split,
-        source=_describe(documents),
-        documents=len(kept),
-        tokens=len(stream),
-        bytes=sum(len(d.text) for d in documents),
-        length=cfg.max_target_length,
-        global_batch=global_batch,
-        dropped={"single token": len(ids) - len(kept)} if len(ids) > len(kept) else {},
-        fingerprint=_fingerprint(cfg, split, global_batch)
-        | {
-            "files": [f"{d.name.rpartition('/')[2]} {len(d.text)} bytes sha256:{d.sha256}" for d in documents],
-            "tokenizer": tokenizer.fingerprint,
-            "add_bos": cfg.add_bos,
-            "add_eos": cfg.add_eos,
-            "packing": cfg.packing_type if cfg.packing else "none",
-        },
-        contents=rows,
-        order=_order(cfg, split, rows.count, global_batch),
-    )
-
-
-def _open_synthetic(cfg: Config, tokenizer: Tokenizer, split: Split, global_batch: int) -> Dataset:
-    eval_batches = cfg.eval_steps if cfg.eval_steps > 0 else SYNTHETIC_EVAL_BATCHES
-    rows = SyntheticRows(
-        seed=2 * cfg.data_shuffle_seed + (split == "eval"),
-        vocabulary=cfg.vocab_size,
-        length=cfg.max_target_length,
-        count=eval_batches * global_batch if split == "eval" else None,
-    )
-    return Dataset(
-        split=split,
-        source=f"synthetic: random ids below {cfg.vocab_size}" + ("" if split == "eval" else ", endless"),
-        documents=rows.count or 0,
-        tokens=(rows.count or 0) * (cfg.max_target_length + 1),
-        bytes=0,
-        length=cfg.max_target_length,
-        global_batch=global_batch,
-        dropped={},
-        fingerprint=_fingerprint(cfg, split, global_batch)
-        | {"data_shuffle_seed": cfg.data_shuffle_seed, "vocab_size": cfg.vocab_size},
-        contents=rows,
-        order=Order(rows.count, global_batch, seed=0, shuffle=False, epochs=1, pad=split == "eval"),
-    )
-
-
-def _files(cfg: Config, split: Split) -> list[sources.File]:
-    """The files of `split`, after a check that the other split, if there is one, has none of them."""
-    names = {"train": cfg.train_files, "eval": cfg.eval_files}
-    found = {s: sources.find(n, f"{s}_files") for s, n in names.items() if n or s == split}
-    if len(found) == 2:
-        sources.refuse_overlap(found["train"], found["eval"])
-    return found[split]
-
-
-def _ids(document: sources.Document, tokenizer: Tokenizer, cfg: Config) -> np.ndarray:
-    bos = [tokenizer.bos_id] if cfg.add_bos else []
-    eos = [tokenizer.eos_id] if cfg.add_eos else []
-    ids = np.concatenate([np.array(bos, np.int32), tokenizer.encode(document.text), np.array(eos, np.int32)])
-    if len(ids) and not 0 <= ids.min() <= ids.max() < cfg.vocab_size:
-        raise DataError(
-            f"{document.name}: token ids {ids.min()}..{ids.max()} are not all within 0..{cfg.vocab_size - 1} "
-            f"(vocab_size={cfg.vocab_size}); the tokenizer says it has {tokenizer.vocab_size}.",
-            id="data.token-range",
-        )
-    return ids
-
-
-def _order(cfg: Config, split: Split, rows: int, global_batch: int) -> Order:
-    if split == "eval":
-        return Order(rows, global_batch, seed=0, shuffle=False, epochs=1, pad=True)
-    epochs = None if cfg.num_epoch < 0 else cfg.num_epoch
-    return Order(rows, global_batch, cfg.data_shuffle_seed, cfg.enable_data_shuffling, epochs, pad=False)
-
-
-def _fingerprint(cfg: Config, split: Split, global_batch: int) -> dict[str, Any]:
-    """What every recipe has. num_epoch is not in it: it ends the data but changes no batch, so a run can go on."""
-    shuffled = split == "train" and cfg.dataset_type == "text" and cfg.enable_data_shuffling
-    return {
-        "format": FORMAT,
-        "dataset_type": cfg.dataset_type,
-        "split": split,
-        "max_target_length": cfg.max_target_length,
-        "global_batch": global_batch,
-        "order": f"{ORDER_VERSION} seed={cfg.data_shuffle_seed}" if shuffled else "as listed",
-    }
-
-
-def _describe(documents: list[sources.Document]) -> str:
-    names = [d.name.rpartition("/")[2] for d in documents]
-    shown = ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
-    return f"text: {shown} ({sum(len(d.text) for d in documents):,} bytes)"

@@ -88,7 +88,10 @@ class Order:
 
     def rows_at(self, first: int, stop: int) -> np.ndarray:
         """Row numbers, int64, of the global indices first .. stop-1; -1 past the last epoch."""
-        index = np.arange(first, stop, dtype=np.int64)
+        return self.rows_of(np.arange(first, stop, dtype=np.int64))
+
+    def rows_of(self, index: np.ndarray) -> np.ndarray:
+        """The same for any global indices [n]."""
         if self.rows is None:
             return index
         epoch, within = np.divmod(index, self.rows)

@@ -2,25 +2,38 @@
 
 Legend: B rows, S row length (max_target_length), D documents, P pairs.
 
-A document of n tokens holds n-1 *pairs* (token, next token); its last token predicts nothing. The pairs of all
-documents stand in one line, which is cut every S pairs: row i holds the pairs i*S .. (i+1)*S-1. So every token that
-has a predecessor in its document is a target exactly once, also at the borders of rows; no pair reaches into another
-document; every slot of every row is trained on, except in the last row, which is padded. A document that goes on in
-the next row starts there as a new segment with positions from 0. With packing=false each document is cut on its own.
+A document of n tokens holds n-1 *pairs* (token, next token); its last token predicts nothing. With
+packing_type=concat_then_split the pairs of all documents stand in one line, which is cut every S pairs: row i holds the
+pairs i*S .. (i+1)*S-1. So every token that has a predecessor in its document is a target exactly once, also at the
+borders of rows; no pair reaches into another document; every slot of every row is trained on, except in the last row,
+which is padded. A document that goes on in the next row starts there as a new segment with positions from 0. With first
+or best fit a row holds the pieces that a plan (`packing`) gives it; with packing=false each piece has a row of its own.
 
 Packing never copies: a row is computed from the document starts when it is asked for.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Protocol
+from collections.abc import Callable
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
+from MaxText.data import packing
+from MaxText.data.corpus import Stream
 from MaxText.data.order import fold, mix
 
 Batch = dict[str, np.ndarray]
+NONE_MASKED = np.zeros(0, np.int64)
+
+
+class Piece(NamedTuple):
+    """A part of a document in a row: pairs `offset` .. `offset + pairs - 1` of it, from `column` on."""
+
+    document: int
+    offset: int
+    pairs: int
+    column: int
 
 
 class Rows(Protocol):
@@ -30,29 +43,100 @@ class Rows(Protocol):
     def count(self) -> int | None:
         """Number of rows; None = endless."""
 
+    @property
+    def total(self) -> int:
+        """Real (trained) slots in all rows; 0 = endless."""
+
     def take(self, index: np.ndarray) -> Batch:
         """Rows `index` [B] as int32 [B, S] arrays inputs, targets, positions, segments, loss_mask; -1 = all padding."""
 
     def pairs(self, index: np.ndarray) -> np.ndarray:
         """Real (trained) slots in each of the rows `index`, int64 [B]."""
 
+    def pieces(self, row: int) -> list[Piece]:
+        """What row `row` holds."""
 
-class TextRows:
-    """Rows of a stream of tokens in memory.
+
+def make(
+    stream: Stream,
+    starts: np.ndarray,
+    length: int,
+    kind: str,
+    masked: np.ndarray = NONE_MASKED,
+    cache: str = "",
+    plan: packing.Plan | None = None,
+) -> TextRows | PlannedRows:
+    """The rows of a stream of tokens.
 
     stream: token ids of all documents one after the other, [tokens], any integer type.
-    lengths: tokens of each document, [D], each at least 2.
+    starts: the first pair of each document, int64 [D]: `starts_of` its lengths.
+    kind: concat_then_split, first_fit, best_fit, or none. masked: documents [M], sorted, that train nothing.
+    plan: of this kind, if there is one already.
     """
+    if kind == "concat_then_split":
+        return TextRows(stream, starts, length, masked)
+    if plan is None:
+        lengths = np.diff(starts, append=len(stream) - len(starts)) + 1
+        plan = packing.alone(lengths, length) if kind == "none" else packing.plan(lengths, length, kind, cache)
+    return PlannedRows(stream, starts, plan, length, masked)
 
-    def __init__(self, stream: np.ndarray, lengths: np.ndarray, length: int, *, packing: bool):
-        self.stream, self.length, self.packing = stream, length, packing
-        ends = np.cumsum(lengths.astype(np.int64) - 1)
-        self.starts = np.concatenate([[0], ends[:-1]]).astype(np.int64)  # first pair of each document, [D]
-        self.total = int(ends[-1])
-        if not packing:
-            self._starts, self._stops = _cut_each(self.starts, ends, length)
-        self.count = -(-self.total // length) if packing else len(self._starts)
+
+def starts_of(lengths: np.ndarray) -> np.ndarray:
+    """The first pair of each document when all stand in one line, int64 [D]."""
+    return np.cumsum(lengths.astype(np.int64) - 1) - (lengths - 1)
+
+
+class _Masking:
+    """What rows of documents share: slots of some documents are read but not trained on."""
+
+    stream: Stream
+    masked: np.ndarray
+    length: int
+
+    def take(self, index: np.ndarray) -> Batch:
+        raise NotImplementedError
+
+    def _spans(self, index: np.ndarray) -> np.ndarray:
+        raise NotImplementedError
+
+    def pairs(self, index: np.ndarray) -> np.ndarray:
+        if not len(self.masked):
+            return self._spans(index)
+        return self.take(index)["loss_mask"].sum(axis=1, dtype=np.int64)
+
+    def _batch(
+        self,
+        token: np.ndarray,
+        real: np.ndarray,
+        nth: np.ndarray,
+        chunk: np.ndarray,
+        document: Callable[[], np.ndarray],
+    ) -> Batch:
+        """From [B, S] each: token (its place in the stream), real, nth (documents that began in the row before), chunk
+        (the column where the slot's document began), document."""
+        trained = real & ~np.isin(document(), self.masked) if len(self.masked) else real
+        return {
+            "inputs": _masked(self.stream.take(token), real),
+            "targets": _masked(self.stream.take(np.where(real, token + 1, 0)), real),
+            "positions": _masked(np.arange(self.length) - chunk, real),
+            "segments": _masked(nth + 1, real),
+            "loss_mask": trained.astype(np.int32),
+        }
+
+
+class TextRows(_Masking):
+    """Rows by concatenation and splitting: no table, only the starts of documents."""
+
+    def __init__(self, stream: Stream, starts: np.ndarray, length: int, masked: np.ndarray = NONE_MASKED):
+        self.stream, self.starts, self.length, self.masked = stream, starts, length, masked
+        self._all = len(stream) - len(starts)
+        self.count = -(-self._all // length)
         self._column = np.arange(length)
+
+    @property
+    def total(self) -> int:
+        ends = np.append(self.starts[1:], self._all)
+        return self._all - int((ends - self.starts)[self.masked].sum()) if len(self.masked) else self._all
 
     def take(self, index: np.ndarray) -> Batch:
         first, pairs = self._span(index)
@@ -61,27 +145,26 @@ class TextRows:
         nth, chunk = self._segments(first, pairs, document)
         # Each document before a pair has one token more than it has pairs.
         token = np.where(real, first[:, None] + self._column + document[:, None] + nth, 0)
-        return {
-            "inputs": _masked(self.stream[token], real),
-            "targets": _masked(self.stream[np.where(real, token + 1, 0)], real),
-            "positions": _masked(self._column - chunk, real),
-            "segments": _masked(nth + 1, real),
-            "loss_mask": real.astype(np.int32),
-        }
+        return self._batch(token, real, nth, chunk, lambda: document[:, None] + nth)
 
-    def pairs(self, index: np.ndarray) -> np.ndarray:
+    def pieces(self, row: int) -> list[Piece]:
+        first, stop = row * self.length, min((row + 1) * self.length, self._all)
+        document = int(np.searchsorted(self.starts, first, "right")) - 1
+        found = []
+        while first < stop:
+            end = int(self.starts[document + 1]) if document + 1 < len(self.starts) else self._all
+            pairs = min(end, stop) - first
+            found.append(Piece(document, first - int(self.starts[document]), pairs, first - row * self.length))
+            document, first = document + 1, first + pairs
+        return found
+
+    def _spans(self, index: np.ndarray) -> np.ndarray:
         return self._span(index)[1]
 
     def _span(self, index: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """First pair of each row and the number of its pairs, [B] each."""
-        row = np.maximum(index, 0)
-        if self.packing:
-            first = row * self.length
-            pairs = np.minimum(self.length, self.total - first)
-        else:
-            first = self._starts[row]
-            pairs = self._stops[row] - first
-        return first, np.where(index < 0, 0, pairs)
+        first = np.maximum(index, 0) * self.length
+        return first, np.where(index < 0, 0, np.minimum(self.length, self._all - first))
 
     def _segments(self, first: np.ndarray, pairs: np.ndarray, document: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """[B, S] each: how many documents began in the row up to a slot, and the column where the slot's own began."""
@@ -100,6 +183,61 @@ class TextRows:
         return nth, chunk
 
 
+class PlannedRows(_Masking):
+    """Rows of a plan: each holds whole pieces of documents."""
+
+    def __init__(
+        self,
+        stream: Stream,
+        starts: np.ndarray,
+        plan: packing.Plan,
+        length: int,
+        masked: np.ndarray = NONE_MASKED,
+    ):
+        self.stream, self.plan, self.length, self.masked = stream, plan, length, masked
+        self.count = len(plan.first) - 1
+        self._token = starts[plan.document] + plan.document + plan.offset  # first token of each piece, [pieces]
+        self._ends = np.concatenate([[0], np.cumsum(plan.pairs)])
+        self._column = np.arange(length)
+
+    @property
+    def total(self) -> int:
+        untrained = self.plan.pairs[np.isin(self.plan.document, self.masked)].sum() if len(self.masked) else 0
+        return int(self._ends[-1] - untrained)
+
+    def take(self, index: np.ndarray) -> Batch:
+        row, piece, column = self._layout(np.maximum(index, 0))
+        real = self._column < self._spans(index)[:, None]
+        shape = (len(index), self.length)
+        begins = np.zeros(shape, np.int64)
+        begins[row, column] = 1
+        which = np.cumsum(begins, axis=1) - 1  # nth piece of its row, [B, S]
+        flat = np.concatenate([[0], np.cumsum(np.bincount(row, minlength=len(index)))])[:-1, None] + which
+        chunk = column[flat]
+        token = np.where(real, self._token[piece][flat] + self._column - chunk, 0)
+        return self._batch(token, real, which, chunk, lambda: self.plan.document[piece][flat])
+
+    def pieces(self, row: int) -> list[Piece]:
+        _, piece, column = self._layout(np.array([row]))
+        plan = self.plan
+        return [
+            Piece(int(plan.document[p]), int(plan.offset[p]), int(plan.pairs[p]), int(c))
+            for p, c in zip(piece, column, strict=True)
+        ]
+
+    def _layout(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """For each piece of `rows`, in order: which of the rows, which piece of the plan, its first column."""
+        first = self.plan.first[rows]
+        count = self.plan.first[rows + 1] - first
+        row = np.repeat(np.arange(len(rows)), count)
+        piece = np.arange(len(row)) + np.repeat(first - (np.cumsum(count) - count), count)
+        return row, piece, self._ends[piece] - self._ends[first][row]
+
+    def _spans(self, index: np.ndarray) -> np.ndarray:
+        row = np.maximum(index, 0)
+        return np.where(index < 0, 0, self._ends[self.plan.first[row + 1]] - self._ends[self.plan.first[row]])
+
+
 class SyntheticRows:
     """Rows of ids drawn evenly from 0 .. vocabulary-1, each row one document. Nothing to learn: for speed runs.
 
@@ -108,6 +246,7 @@ class SyntheticRows:
 
     def __init__(self, seed: int, vocabulary: int, length: int, count: int | None = None):
         self.seed, self.vocabulary, self.length, self.count = seed, vocabulary, length, count
+        self.total = (count or 0) * length
 
     def take(self, index: np.ndarray) -> Batch:
         real = np.repeat(index[:, None] >= 0, self.length, axis=1)
@@ -124,20 +263,8 @@ class SyntheticRows:
     def pairs(self, index: np.ndarray) -> np.ndarray:
         return np.where(index < 0, 0, self.length)
 
-
-def join(documents: Iterable[np.ndarray], dtype: type[np.integer]) -> tuple[np.ndarray, np.ndarray]:
-    """One stream [tokens] of `dtype` and the length of each document [D]."""
-    parts = [d.astype(dtype, copy=False) for d in documents]
-    return np.concatenate(parts) if parts else np.zeros(0, dtype), np.array([len(p) for p in parts], np.int64)
-
-
-def _cut_each(starts: np.ndarray, ends: np.ndarray, length: int) -> tuple[np.ndarray, np.ndarray]:
-    """First and one-past-last pair of each row when rows do not share documents."""
-    per_document = -(-(ends - starts) // length)
-    document = np.repeat(np.arange(len(starts)), per_document)
-    nth = np.arange(len(document)) - np.repeat(np.cumsum(per_document) - per_document, per_document)
-    first = starts[document] + nth * length
-    return first, np.minimum(first + length, ends[document])
+    def pieces(self, row: int) -> list[Piece]:
+        return [Piece(row, 0, self.length, 0)]
 
 
 def _masked(values: np.ndarray, real: np.ndarray) -> np.ndarray:

@@ -1,7 +1,8 @@
-"""Text files as documents: found, opened and checked. One file is one document.
+"""The files of a split: found and checked, nothing read.
 
-A name in `train_files` or `eval_files` is `builtin:NAME` (a text that comes with the package), a path (absolute, or
-relative to the working directory, `~` allowed), or a glob pattern of either.
+A name in a list of files is `builtin:NAME` (a text that comes with the package), a path (absolute, or relative to the
+working directory, `~` allowed), a URL (`gs://`, `s3://`, ... : what fsspec opens), a folder (all data files below it),
+or a glob pattern of any of these.
 """
 
 from __future__ import annotations
@@ -10,14 +11,23 @@ import glob
 import hashlib
 import os
 import stat
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, BinaryIO
 
 from MaxText.errors import DataError
+from MaxText.tokenizer.library import need
 
 BUILTIN = "builtin:"
 TEXTS = Path(__file__).resolve().parent.parent / "texts"
+ENDINGS = (
+    ".txt", ".text", ".md", ".jsonl", ".ndjson", ".json", ".parquet", ".array_record", ".arrayrecord", ".tfrecord",
+    ".npy", ".bin",
+)  # fmt: skip
+_BLOCK = 1 << 20
+_SAMPLED = 1 << 32  # bytes; of a larger file every so many blocks are hashed
+_SAMPLES = 1024
 
 
 @dataclass(frozen=True)
@@ -25,30 +35,22 @@ class File:
     """A file of a split. `name` is what the user wrote, or the path that a pattern of theirs found."""
 
     name: str
-    path: Path
+    path: str  # local, or a URL
     size: int
-    identity: tuple[int, int]  # device and inode: the same for every name of one file
-
-
-@dataclass(frozen=True)
-class Document:
-    """The UTF-8 bytes of one document and where they are from."""
-
-    name: str
-    text: bytes
-    sha256: str
+    identity: Hashable  # the same for every name of one file
 
 
 def find(names: Sequence[str], key: str) -> list[File]:
-    """The files that configuration key `key` lists, in its order; those of a pattern sorted by path.
+    """The files that configuration key `key` lists, in its order; those of a pattern or folder sorted by path.
 
-    Raises DataError for a name without a file, a folder, anything that is not a plain file, and a file named twice.
+    Raises DataError for a name without a file, a folder without data, anything that is not a plain file, and a file
+    named twice.
     """
     if not names:
         raise DataError(f"{key} is empty: there is no text to read. Set {key}=[FILE, ...].", id="data.no-files")
     files: list[File] = []
-    seen: dict[tuple[int, int], File] = {}
-    for file in (_file(name, path, key) for spec in names for name, path in _expand(spec, key)):
+    seen: dict[Hashable, File] = {}
+    for file in (file for spec in names for file in _files(spec, key)):
         if file.identity in seen:
             raise DataError(
                 f"{key} names the same file twice: {seen[file.identity].name} and {file.name}. Remove one of them; "
@@ -67,44 +69,126 @@ def refuse_overlap(train: Iterable[File], held_out: Iterable[File]) -> None:
         by_size.setdefault(file.size, []).append(file)
     for other in held_out:
         for file in by_size.get(other.size, ()):
-            if file.identity == other.identity or read(file).sha256 == read(other).sha256:
+            if file.identity == other.identity or digest(file) == digest(other):
                 raise DataError(
-                    f"train_files and eval_files hold the same text ({file.name} and {other.name}): the held-out loss "
+                    f"training and held-out data hold the same file ({file.name} and {other.name}): the held-out loss "
                     "would be measured on training text. Remove it from one of them.",
                     id="data.leak",
                 )
 
 
-def read(file: File) -> Document:
-    """The checked content of `file`. Raises DataError for an unreadable or empty file, or bytes that are not UTF-8."""
+def open_binary(path: str) -> BinaryIO:
+    """A local path or URL for reading. OSError as from `open`."""
+    if "://" not in path:
+        return open(path, "rb")
+    return remote(path)[0].open(path, "rb")
+
+
+def remote(url: str) -> tuple[Any, str]:
+    """The fsspec file system of a URL, and the path in it. DataError where its library is not installed."""
+    core = need("fsspec.core", "fsspec", url)
     try:
-        text = file.path.read_bytes()
+        return core.url_to_fs(url)
+    except ImportError as error:
+        raise DataError(f"{url} cannot be read: {error}.", id="data.no-library") from error
+    except ValueError as error:
+        raise DataError(f"{url} cannot be read: {error}", id="data.missing") from error
+
+
+def read(file: File) -> bytes:
+    """The content of `file`. DataError where it cannot be read or is empty."""
+    try:
+        with open_binary(file.path) as opened:
+            content = opened.read()
     except OSError as error:
-        raise DataError(f"{file.name} cannot be read: {error.strerror} ({file.path}).", id="data.unreadable") from error
-    if not text:
-        raise DataError(f"{file.name} is empty (0 bytes). Remove it from the list.", id="data.empty-file")
+        raise unreadable(file.name, error) from error
+    if not content:
+        raise empty(file.name)
+    return content
+
+
+def digest(file: File) -> str:
+    """`sha256:HEX` of the content; of a file above 4 GiB of 1,024 even blocks of it (`sampled-sha256:HEX`)."""
     try:
-        text.decode()
-    except UnicodeDecodeError as error:
-        raise DataError(
-            f"{file.name} is not UTF-8: {error.reason} at byte offset {error.start} "
-            f"(0x{text[error.start]:02x}, line {text.count(10, 0, error.start) + 1}). "
-            "Convert it first, for example: iconv -f LATIN1 -t UTF-8 OLD > NEW.",
-            id="data.encoding",
-        ) from error
-    return Document(file.name, text, hashlib.sha256(text).hexdigest())
+        with open_binary(file.path) as opened:
+            if file.size <= _SAMPLED:
+                sha = hashlib.sha256()
+                while block := opened.read(_BLOCK):
+                    sha.update(block)
+                return "sha256:" + sha.hexdigest()
+            sha = hashlib.sha256(str(file.size).encode())
+            for i in range(_SAMPLES):
+                opened.seek((file.size - _BLOCK) * i // (_SAMPLES - 1))
+                sha.update(opened.read(_BLOCK))
+            return "sampled-sha256:" + sha.hexdigest()
+    except OSError as error:
+        raise unreadable(file.name, error) from error
 
 
-def _expand(spec: str, key: str) -> list[tuple[str, Path]]:
-    """(name, path) for each file that one entry of the list stands for."""
+def unreadable(name: str, error: OSError) -> DataError:
+    return DataError(f"{name} cannot be read: {error.strerror or error}.", id="data.unreadable")
+
+
+def empty(name: str) -> DataError:
+    return DataError(f"{name} is empty (0 bytes). Remove it from the list.", id="data.empty-file")
+
+
+def _files(spec: str, key: str) -> list[File]:
+    """The files that one entry of the list stands for."""
+    if "://" in spec:
+        return _remote_files(spec, key)
     path = _resolve(spec)
+    if path.is_dir():
+        return [_file(_name(p), p, key) for p in _inside(spec, path, key)]
     if not glob.has_magic(str(path)) or path.exists():
-        return [(spec, path)]
+        return [_file(spec, path, key)]
     # A pattern means the files; folders that it matches too are not text.
     found = sorted(p for p in glob.glob(str(path), recursive=True) if not os.path.isdir(p))
     if not found:
         raise DataError(f"{key}: the pattern {spec} matches no file (looked for {path}).", id="data.missing")
-    return [(_name(p), Path(p)) for p in found]
+    return [_file(_name(p), Path(p), key) for p in found]
+
+
+def is_data(path: str) -> bool:
+    """Whether a file of a folder is taken: by its ending, hidden ones left out."""
+    name = path.rpartition("/")[2].lower()
+    # tfds numbers its shards behind the ending: NAME.array_record-00000-of-00001
+    return not name.startswith((".", "_")) and name.removesuffix(".gz").partition("-0")[0].endswith(ENDINGS)
+
+
+def _inside(spec: str, folder: Path, key: str) -> list[str]:
+    try:
+        found = sorted(str(p) for p in folder.rglob("*") if is_data(str(p)) and p.is_file())
+    except OSError as error:
+        raise DataError(f"{key}: the folder {spec} cannot be read: {error.strerror}.", id="data.unreadable") from error
+    if not found:
+        raise DataError(
+            f"{key}: the folder {spec} holds no data file ({', '.join(ENDINGS)}). Name its files: "
+            f"{key}=[{spec.rstrip('/')}/*].",
+            id="data.folder",
+        )
+    return found
+
+
+def _remote_files(spec: str, key: str) -> list[File]:
+    system, path = remote(spec)
+    try:
+        if glob.has_magic(path):
+            found = sorted(p for p in system.glob(path) if not system.isdir(p))
+        elif system.isdir(path):
+            found = sorted(p for p in system.find(path) if is_data(p))
+        else:
+            found = [path] if system.exists(path) else []
+        if not found:
+            raise DataError(f"{key}: {spec} matches no file.", id="data.missing")
+        return [_remote_file(system, p) for p in found]
+    except OSError as error:
+        raise DataError(f"{key}: {spec} cannot be opened: {error}.", id="data.unreadable") from error
+
+
+def _remote_file(system: Any, path: str) -> File:
+    url = system.unstrip_protocol(path)
+    return File(url, url, int(system.size(path)), url)
 
 
 def _resolve(spec: str) -> Path:
@@ -118,25 +202,23 @@ def _name(path: str) -> str:
     return BUILTIN + Path(path).relative_to(TEXTS).as_posix() if inside else path
 
 
-def _file(name: str, path: Path, key: str) -> File:
+def _file(name: str, path: str | Path, key: str) -> File:
+    path = Path(path)
     try:
         status = path.stat()
     except (FileNotFoundError, NotADirectoryError) as error:
         raise DataError(f"{key}: {name} does not exist{_where(name, path)}.", id="data.missing") from error
     except OSError as error:
         raise DataError(f"{key}: {name} cannot be opened: {error.strerror}.", id="data.unreadable") from error
-    if stat.S_ISDIR(status.st_mode):
-        pattern = f"{name.rstrip('/')}/*.txt"
-        raise DataError(f"{key}: {name} is a folder. Name its files: {key}=[{pattern}].", id="data.folder")
     if not stat.S_ISREG(status.st_mode):
         raise DataError(f"{key}: {name} is not a plain file (a device, pipe or socket).", id="data.not-a-file")
-    return File(name, path, status.st_size, (status.st_dev, status.st_ino))
+    if not status.st_size:
+        raise empty(name)
+    return File(name, str(path), status.st_size, (status.st_dev, status.st_ino))
 
 
 def _where(name: str, path: Path) -> str:
     """Completes "does not exist" with what helps: the built-in texts there are, or the path that was looked for."""
     if name.startswith(BUILTIN):
         return "; built-in texts: " + ", ".join(_name(str(p)) for p in sorted(TEXTS.glob("**/*.txt")))
-    if "://" in name:
-        return ": only local paths and builtin: texts can be read"
     return "" if name == str(path) else f" (looked for {path})"

@@ -85,7 +85,7 @@ def split(
         specs(q_places, TOKENS),
         specs(all_places, WHOLE_ROWS),
     )
-    return jax.shard_map(local, in_specs=in_specs, out_specs=heads)(
+    return layout.shard_map(local, in_specs=in_specs, out_specs=heads)(
         q_BSNH, keys.parts, keys.kernel, sink_N, q_places, all_places
     )
 

@@ -3,6 +3,7 @@ cache."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -15,7 +16,7 @@ from MaxText.architecture import LayerSpec, Reach, Rope
 from MaxText.blueprint import ONES, ZEROS, Init, Param, fan_in, normal
 from MaxText.layers import attend, dot_product, norm, rope
 from MaxText.layers.masks import Places
-from MaxText.layout import Axes, Layout, project
+from MaxText.layout import Axes, Kernel, Layout, project, project_many
 
 QUERY: Axes = ("embed", "heads", "head_dim")
 KEY_VALUE: Axes = ("embed", "kv_heads", "head_dim")
@@ -23,6 +24,11 @@ OUT: Axes = ("heads", "head_dim", "embed")
 Q_HEADS: Axes = ("activation_batch", "activation_length", "activation_heads", None)
 KV_HEADS: Axes = ("activation_batch", "activation_length", "activation_kv_heads", None)
 STREAM: Axes = ("activation_batch", "activation_length", "activation_embed")
+KERNELS = {
+    "query": Kernel("BSD,DNH->BSNH", QUERY, Q_HEADS),
+    "key": Kernel("BSD,DKH->BSKH", KEY_VALUE, KV_HEADS),
+    "value": Kernel("BSD,DKH->BSKH", KEY_VALUE, KV_HEADS),
+}
 
 
 class Cache(NamedTuple):
@@ -48,13 +54,14 @@ def declare(cfg: Any, spec: LayerSpec) -> dict[str, Param]:
     """query [D, N, H], key and value [D, K, H], out [N, H, D], and as asked: norms, biases, a sink per head."""
     d, n, k, h = cfg.emb_dim, spec.query_heads, spec.kv_heads, spec.head_dim
     scale = cfg.dense_init_scale
+    kv_heads = "kv_heads" if cfg.shard_kv_heads else None
     params = {"query": Param((d, n, h), QUERY, fan_in(d, scale))}
     if spec.keys != "borrowed":
-        params["key"] = Param((d, k, h), KEY_VALUE, fan_in(d, scale))
+        params["key"] = Param((d, k, h), ("embed", kv_heads, "head_dim"), fan_in(d, scale))
         if not spec.values_are_keys:
-            params["value"] = Param((d, k, h), KEY_VALUE, fan_in(d, scale))
+            params["value"] = params["key"]
     params["out"] = Param((n, h, d), OUT, fan_in(n * h, scale))
-    heads = {"query": (n, "heads"), "key": (k, "kv_heads"), "value": (k, "kv_heads")}
+    heads = {"query": (n, "heads"), "key": (k, kv_heads), "value": (k, kv_heads)}
     heads = {name: width for name, width in heads.items() if name in params}
     if cfg.attention_bias:
         params |= {f"{name}_bias": _bias((size, h), (dim, "head_dim")) for name, (size, dim) in heads.items()}
@@ -69,7 +76,7 @@ def _bias(shape: tuple[int, ...], axes: Axes, init: Init = ZEROS) -> Param:
     return Param(shape, axes, init, kind="bias")
 
 
-def _declare_norms(cfg: Any, spec: LayerSpec, heads: Mapping[str, tuple[int, str]]) -> dict[str, Param]:
+def _declare_norms(cfg: Any, spec: LayerSpec, heads: Mapping[str, tuple[int, str | None]]) -> dict[str, Param]:
     params = {}
     for name in ("query", "key"):
         if name in heads and spec.qk_norm == "head" and cfg.qk_norm_with_scale:
@@ -97,7 +104,9 @@ def attention(
     With a cache, its keys and values are appended at `context.slot` and all of the cache is attended to. A layer that
     borrows has no cache and uses `lent`, the keys and values of the layer that lends.
     """
-    q = _rotated(cfg, spec, layout, _project_head(cfg, spec, layout, params, "query", x_BSD), context)
+    projected = _projected(cfg, layout, params, x_BSD)
+    q = _norm_head(cfg, spec, layout, params, "query", projected["query"])
+    q = _rotated(cfg, spec, layout, q, context)
     q = q * jnp.asarray(spec.query_scale, q.dtype)
     if spec.tempered and context.temper_BS is not None:
         q = (q * context.temper_BS[:, :, None, None]).astype(q.dtype)
@@ -105,7 +114,7 @@ def attention(
         assert lent is not None, "a layer that borrows keys comes after one that lends"
         k, v = lent
     else:
-        k, v = _keys_and_values(cfg, spec, layout, params, x_BSD, context)
+        k, v = _keys_and_values(cfg, spec, layout, params, projected, context)
         cache = None if cache is None else append(cache, Cache(k, v), context.slot)
         k, v = (k, v) if cache is None else cache
     y = _attend(cfg, spec, layout, q, Cache(k, v), params.get("sink"), context)
@@ -136,31 +145,41 @@ def append(cache: Any, new: Any, slot: Int[Array, ""] | None) -> Any:
     return type(cache)(*placed)
 
 
+def _projected(cfg: Any, layout: Layout, params: dict[str, Array], x_BSD: Array) -> dict[str, Array]:
+    """Queries, keys and values as the kernels give them, as far as the layer has kernels of its own."""
+    kernels = {name: params[name] for name in KERNELS if name in params}
+    if not cfg.shard_kv_heads:
+        kernels |= {name: _spread(layout, w, KEY_VALUE) for name, w in kernels.items() if name != "query"}
+    found = {}
+    for name, y in project_many(layout, x_BSD, kernels, KERNELS).items():
+        y, bias = checkpoint_name(y, f"{name}_proj"), params.get(f"{name}_bias")
+        if bias is not None and name != "query" and not cfg.shard_kv_heads:
+            bias = _spread(layout, bias, KEY_VALUE[1:])
+        found[name] = y if bias is None else y + bias.astype(y.dtype)[None, None]
+    return found
+
+
+def _spread(layout: Layout, w: Array, dims: Axes) -> Array:
+    """A stored array of all key/value heads as its shards use it: each head as often as there are shards that need it,
+    split over them. Every shard has its copies already; only gradients travel."""
+    axis = dims.index("kv_heads")
+    heads = w.shape[axis]
+    return layout.constrain(jnp.repeat(w, heads_in_use(layout, heads) // heads, axis=axis), *dims)
+
+
+def heads_in_use(layout: Layout, kv_heads: int) -> int:
+    """Key/value heads, counted over all shards: more than there are where they do not divide."""
+    return math.lcm(kv_heads, layout.ways("activation_kv_heads"))
+
+
 def _keys_and_values(
-    cfg: Any, spec: LayerSpec, layout: Layout, params: dict[str, Array], x_BSD: Array, context: Context
+    cfg: Any, spec: LayerSpec, layout: Layout, params: dict[str, Array], projected: dict[str, Array], context: Context
 ) -> tuple[Array, Array]:
-    if spec.values_are_keys:
-        projected = _project_head(cfg, spec, layout, params, "key", x_BSD, normed=False)
-        k, v = _norm_head(cfg, spec, layout, params, "key", projected), projected
-    else:
-        k = _project_head(cfg, spec, layout, params, "key", x_BSD)
-        v = _project_head(cfg, spec, layout, params, "value", x_BSD)
+    k = _norm_head(cfg, spec, layout, params, "key", projected["key"])
+    v = projected["key" if spec.values_are_keys else "value"]
     if cfg.use_v_norm:
         v = norm.rms_norm(layout, v, params.get("value_norm"), cfg.normalization_layer_epsilon, cfg.norm_unit_offset)
     return _rotated(cfg, spec, layout, k, context), v
-
-
-def _project_head(
-    cfg: Any, spec: LayerSpec, layout: Layout, params: dict[str, Array], name: str, x_BSD: Array, normed: bool = True
-) -> Array:
-    if name == "query":
-        y = project(layout, "BSD,DNH->BSNH", x_BSD, params[name], QUERY, Q_HEADS)
-    else:
-        y = project(layout, "BSD,DKH->BSKH", x_BSD, params[name], KEY_VALUE, KV_HEADS)
-    y = checkpoint_name(y, f"{name}_proj")
-    if f"{name}_bias" in params:
-        y = y + params[f"{name}_bias"].astype(y.dtype)[None, None]
-    return _norm_head(cfg, spec, layout, params, name, y) if normed and name != "value" else y
 
 
 def _norm_head(cfg: Any, spec: LayerSpec, layout: Layout, params: dict[str, Array], name: str, y: Array) -> Array:
@@ -169,7 +188,10 @@ def _norm_head(cfg: Any, spec: LayerSpec, layout: Layout, params: dict[str, Arra
             scale = params.get(f"{name}_norm")
             return norm.rms_norm(layout, y, scale, cfg.normalization_layer_epsilon, cfg.norm_unit_offset)
         case "projection":
-            return norm.norm_all_heads(y, params[f"{name}_norm"], cfg.normalization_layer_epsilon)
+            scale = params[f"{name}_norm"]
+            if name == "key" and not cfg.shard_kv_heads:
+                scale = _spread(layout, scale, KEY_VALUE[1:])
+            return norm.norm_all_heads(y, scale, cfg.normalization_layer_epsilon)
     return y
 
 

@@ -22,7 +22,6 @@ from jax import lax
 from jaxtyping import Array, Float, Int
 
 from MaxText import sequence
-from MaxText.layers import local
 from MaxText.layers.ragged import Route, Routes
 
 
@@ -51,14 +50,9 @@ class Received(NamedTuple):
 
 def by_expert(expert_M: Int[Array, " M"], experts: int) -> Sorted:
     """Choices sorted by expert, in their order for each; `experts` stands for no expert."""
-
-    @local.one_at_a_time
-    def run(expert_M: Array) -> Sorted:
-        to_M = jnp.argsort(expert_M, stable=True)
-        rows_E = (expert_M[:, None] == jnp.arange(experts)[None]).sum(axis=0, dtype=jnp.int32)
-        return Sorted(Order(to_M, jnp.argsort(to_M)), rows_E)
-
-    return run(expert_M)
+    to_M = jnp.argsort(expert_M, stable=True)
+    rows_E = (expert_M[:, None] == jnp.arange(experts)[None]).sum(axis=0, dtype=jnp.int32)
+    return Sorted(Order(to_M, jnp.argsort(to_M)), rows_E)
 
 
 def _before(x: Array, axis: int = 0) -> Array:
@@ -68,24 +62,19 @@ def _before(x: Array, axis: int = 0) -> Array:
 
 def between_shards(rows_E: Int[Array, " E"], shards: int, buffer: int, axes: tuple[str, ...]) -> Received:
     """The exchange of sorted choices between the shards along `axes`, of which each has room for `buffer` rows."""
-
-    @local.one_at_a_time
-    def run(rows_E: Array) -> Received:
-        me = lax.axis_index(axes)
-        table_SDe = lax.all_gather(rows_E, axes).reshape(shards, shards, -1)  # from, to, expert
-        wanted_DSe = table_SDe.swapaxes(0, 1)
-        begin_DSe = _before(wanted_DSe.reshape(shards, -1), axis=1).reshape(wanted_DSe.shape)
-        taken_DSe = jnp.clip(buffer - begin_DSe, 0, wanted_DSe)
-        size_SD = taken_DSe.sum(axis=2, dtype=jnp.int32).T
-        start_SD, landing_SD = _before(table_SDe.sum(axis=2, dtype=jnp.int32), axis=1), _before(size_SD)
-        routes = Routes(
-            Route(start_SD[me], size_SD[me], landing_SD[me]),
-            Route(landing_SD[:, me], size_SD[:, me], start_SD[:, me]),
-        )
-        mine_Se = taken_DSe[me]
-        return Received(routes, _regrouped(mine_Se, buffer), mine_Se.sum(axis=0), rows_E.sum() - size_SD[me].sum())
-
-    return run(rows_E)
+    me = lax.axis_index(axes)
+    table_SDe = lax.all_gather(rows_E, axes).reshape(shards, shards, -1)  # from, to, expert
+    wanted_DSe = table_SDe.swapaxes(0, 1)
+    begin_DSe = _before(wanted_DSe.reshape(shards, -1), axis=1).reshape(wanted_DSe.shape)
+    taken_DSe = jnp.clip(buffer - begin_DSe, 0, wanted_DSe)
+    size_SD = taken_DSe.sum(axis=2, dtype=jnp.int32).T
+    start_SD, landing_SD = _before(table_SDe.sum(axis=2, dtype=jnp.int32), axis=1), _before(size_SD)
+    routes = Routes(
+        Route(start_SD[me], size_SD[me], landing_SD[me]),
+        Route(landing_SD[:, me], size_SD[:, me], start_SD[:, me]),
+    )
+    mine_Se = taken_DSe[me]
+    return Received(routes, _regrouped(mine_Se, buffer), mine_Se.sum(axis=0), rows_E.sum() - size_SD[me].sum())
 
 
 def _regrouped(rows_Se: Array, buffer: int) -> Order:
@@ -138,15 +127,10 @@ def places(expert_BSk: Int[Array, "B S k"], experts: int, order: sequence.Order)
     """How many choices of the same expert came before, in the row's own order; a token's choices count in theirs.
     Where rows are split, one number for each chunk and expert travels. `experts` stands for no expert; its places mean
     nothing."""
-
-    @local.one_at_a_time
-    def run(expert_BSk: Array) -> Array:
-        expert_BCM = expert_BSk.reshape(expert_BSk.shape[0], order.pieces, -1)
-        place_BCM, rows_BCE = jax.vmap(jax.vmap(functools.partial(_places_of_chunk, experts=experts)))(expert_BCM)
-        before_BCE = sequence.cumsum(order, rows_BCE) - rows_BCE
-        return (place_BCM + jnp.take_along_axis(before_BCE, expert_BCM, axis=-1)).reshape(expert_BSk.shape)
-
-    return run(expert_BSk)
+    expert_BCM = expert_BSk.reshape(expert_BSk.shape[0], order.pieces, -1)
+    place_BCM, rows_BCE = jax.vmap(jax.vmap(functools.partial(_places_of_chunk, experts=experts)))(expert_BCM)
+    before_BCE = sequence.cumsum(order, rows_BCE) - rows_BCE
+    return (place_BCM + jnp.take_along_axis(before_BCE, expert_BCM, axis=-1)).reshape(expert_BSk.shape)
 
 
 def _places_of_chunk(expert_M: Array, experts: int) -> tuple[Array, Array]:

@@ -18,14 +18,20 @@ STREAM: Axes = ("activation_batch", "activation_length", "activation_embed")
 
 
 def declare(cfg: Any) -> Param:
-    """The table [V, D], of variance 1 in the stream."""
-    std = cfg.emb_dim**-0.5 if cfg.scale_embedding else 1.0
-    return Param((cfg.vocab_size, cfg.emb_dim), TABLE, normal(std), kind="embedding")
+    """The table [V, D]."""
+    return Param((cfg.vocab_size, cfg.emb_dim), TABLE, normal(_std(cfg)), kind="embedding")
+
+
+def _std(cfg: Any) -> float:
+    """1, so that the stream has variance 1; but rows of length 1 where the stream is multiplied by sqrt(D), and where
+    the table is the output projection as it stands: else the first loss would be hundreds of nats."""
+    is_head = cfg.logits_via_embedding and not cfg.normalize_embedding_logits
+    return cfg.emb_dim**-0.5 if cfg.scale_embedding or is_head else 1.0
 
 
 def declare_positions(cfg: Any) -> Param:
-    """The table of learned positions [P, D]."""
-    return Param((cfg.trainable_position_size, cfg.emb_dim), POSITIONS, normal(1.0), kind="embedding")
+    """The table of learned positions [P, D], as large as the rows that they are added to."""
+    return Param((cfg.trainable_position_size, cfg.emb_dim), POSITIONS, normal(_std(cfg)), kind="embedding")
 
 
 def lookup(
@@ -43,7 +49,7 @@ def lookup(
         table, rows = jax.reshard(table, spec), tuple(axis for axis in rows if axis not in layout.gathered)
 
     def local(piece: Array, ids: Array) -> Array:
-        piece = piece.astype(dtype)
+        piece = _apart(piece.astype(dtype), ids)
         if columns:
             piece = jax.lax.all_gather(piece, columns, axis=1, tiled=True)
         if not rows:
@@ -53,4 +59,11 @@ def lookup(
         values = jnp.where(mine[..., None], piece[jnp.where(mine, ids - first, 0)], 0)
         return jax.lax.psum(values, rows)
 
-    return jax.shard_map(local, in_specs=(spec, layout.spec(IDS)), out_specs=layout.spec(STREAM))(table, ids_BS)
+    return layout.shard_map(local, in_specs=(spec, layout.spec(IDS)), out_specs=layout.spec(STREAM))(table, ids_BS)
+
+
+def _apart(piece: Array, like: Array) -> Array:
+    """The same piece, as one that may differ wherever `like` does. Said before the gather, so that the gradient is
+    first scattered and then summed over the other axes of the batch: only its own part crosses between slices."""
+    axes = tuple(sorted(jax.typeof(like).manual_axis_type.varying - jax.typeof(piece).manual_axis_type.varying))
+    return jax.lax.pcast(piece, axes, to="varying") if axes else piece

@@ -90,7 +90,7 @@ def choose(
         return mask & jnp.zeros_like(mask).at[row[:, None, None], query[None, :, None], best].set(True)
 
     dims = layout.spec(NARROW)
-    return jax.shard_map(local, in_specs=(dims, dims), out_specs=dims)(scores_BST, mask_BST)
+    return layout.shard_map(local, in_specs=(dims, dims), out_specs=dims)(scores_BST, mask_BST)
 
 
 def divergence(

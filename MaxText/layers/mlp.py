@@ -12,7 +12,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float
 
 from MaxText.blueprint import ZEROS, Param, fan_in
-from MaxText.layout import Axes, Layout, project
+from MaxText.layout import Axes, Kernel, Layout, project, project_many
 
 ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
     "silu": jax.nn.silu,
@@ -25,6 +25,7 @@ HIDDEN: Axes = ("activation_batch", "activation_length", "activation_mlp")
 OUT: Axes = ("activation_batch", "activation_length", "activation_embed")
 WI: Axes = ("mlp_embed", "mlp")
 WO: Axes = ("mlp", "mlp_embed")
+BRANCH = Kernel("BSD,DF->BSF", WI, HIDDEN)
 
 
 def declare(cfg: Any, width: int | None = None) -> dict[str, Param]:
@@ -43,10 +44,9 @@ def declare(cfg: Any, width: int | None = None) -> dict[str, Param]:
 
 def mlp(cfg: Any, layout: Layout, params: dict[str, Array], x_BSD: Float[Array, "B S D"]) -> Float[Array, "B S D"]:
     """wo(product over i of activation_i(wi_i x)); activations and product in float32, which fuses and costs nothing."""
-    branches = [
-        checkpoint_name(project(layout, "BSD,DF->BSF", x_BSD, params[f"wi_{i}"], WI, HIDDEN), f"mlpwi_{i}")
-        for i in range(len(cfg.mlp_activations))
-    ]
+    names = [f"wi_{i}" for i in range(len(cfg.mlp_activations))]
+    projected = project_many(layout, x_BSD, {name: params[name] for name in names}, dict.fromkeys(names, BRANCH))
+    branches = [checkpoint_name(projected[name], f"mlp{name}") for name in names]
     if cfg.mlp_bias:
         biases = (params[f"wi_{i}_bias"].astype(x_BSD.dtype)[None, None] for i in range(len(branches)))
         branches = [branch + bias for branch, bias in zip(branches, biases, strict=True)]

@@ -117,7 +117,7 @@ def _experts(
 
     choices: Any = layout.spec(CHOICES)
     in_specs = (specs, layout.spec(STREAM), Choice(choices, choices), layout.spec(TOKENS))
-    return jax.shard_map(run, in_specs=in_specs, out_specs=(layout.spec(STREAM), layout.spec(())))(
+    return layout.shard_map(run, in_specs=in_specs, out_specs=(layout.spec(STREAM), layout.spec(())))(
         weights, x_BSD, choice, token_BS
     )
 

@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float, Int
 
 from MaxText.layers import local
@@ -22,7 +21,6 @@ SMALLEST_TILE, LARGEST_TILE = 16, 256  # rows that a CPU multiplies at once
 # --- products of groups
 
 
-@local.one_at_a_time
 def matmul(x_MD: Float[Array, "M D"], w_EDF: Float[Array, "E D F"], rows_E: Int[Array, " E"]) -> Float[Array, "M F"]:
     """Each row times the matrix of its group: the first rows_E[0] rows belong to group 0, and so on. Rows beyond all
     groups give zeros. Has no gradient."""
@@ -30,7 +28,6 @@ def matmul(x_MD: Float[Array, "M D"], w_EDF: Float[Array, "E D F"], rows_E: Int[
     return lax.platform_dependent(x_MD, w_EDF, rows_E, cpu=tiled, default=at_once)
 
 
-@local.one_at_a_time
 def matmul_transposed(
     x_MF: Float[Array, "M F"], w_EDF: Float[Array, "E D F"], rows_E: Int[Array, " E"]
 ) -> Float[Array, "M D"]:
@@ -39,7 +36,6 @@ def matmul_transposed(
     return lax.platform_dependent(x_MF, w_EDF, rows_E, cpu=tiled, default=at_once)
 
 
-@local.one_at_a_time
 def outer(x_MD: Float[Array, "M D"], y_MF: Float[Array, "M F"], rows_E: Int[Array, " E"]) -> Float[Array, "E D F"]:
     """x^T y of each group's rows, accumulated in float32. Has no gradient."""
     return lax.platform_dependent(x_MD, y_MF, rows_E, cpu=_outer_tiled, default=_outer_at_once)
@@ -50,16 +46,13 @@ def _numbers(contract: tuple[int, int], groups: list[int]) -> lax.RaggedDotDimen
 
 
 def _at_once(x_MD: Array, w: Array, rows_E: Array, contract: int) -> Array:
-    whole = PartitionSpec(None, None)
-    y_MF = lax.ragged_dot_general(x_MD, w, rows_E, _numbers((1, contract), [0]), out_sharding=whole)
+    y_MF = lax.ragged_dot_general(x_MD, w, rows_E, _numbers((1, contract), [0]))
     inside_M = jnp.arange(x_MD.shape[0]) < rows_E.sum()  # a kernel leaves the rest as it found it
     return jnp.where(inside_M[:, None], y_MF, 0)
 
 
 def _outer_at_once(x_MD: Array, y_MF: Array, rows_E: Array) -> Array:
-    whole = PartitionSpec(None, None, None)
-    numbers = _numbers((0, 0), [])
-    return lax.ragged_dot_general(x_MD, y_MF, rows_E, numbers, preferred_element_type=jnp.float32, out_sharding=whole)
+    return lax.ragged_dot_general(x_MD, y_MF, rows_E, _numbers((0, 0), []), preferred_element_type=jnp.float32)
 
 
 # `lax.ragged_dot` multiplies every row by every matrix on CPU. A loop over tiles of rows of one group does not, and is
@@ -155,13 +148,9 @@ def exchange(x_MD: Float[Array, "M D"], routes: Routes, size: Size, axes: tuple[
 
 
 def _exchange(x_MD: Array, routes: Routes, size: Size, axes: tuple[str, ...]) -> Array:
-    @local.one_at_a_time
-    def run(x_MD: Array, there: Route, back: Route) -> Array:
-        ragged = functools.partial(_ragged, size=size, axes=axes)
-        padded = functools.partial(_padded, size=size, axes=axes)
-        return lax.platform_dependent(x_MD, there, back, cpu=padded, default=ragged)
-
-    return run(x_MD, *routes)
+    ragged = functools.partial(_ragged, size=size, axes=axes)
+    padded = functools.partial(_padded, size=size, axes=axes)
+    return lax.platform_dependent(x_MD, *routes, cpu=padded, default=ragged)
 
 
 def _ragged(x_MD: Array, there: Route, back: Route, size: Size, axes: tuple[str, ...]) -> Array:

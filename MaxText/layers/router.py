@@ -81,7 +81,7 @@ def choose(cfg: Any, layout: Layout, params: dict[str, Array], logits_BSE: Float
 
     tokens: Any = layout.spec(LOGITS)
     whole = layout.spec((None,))
-    return jax.shard_map(local, in_specs=(tokens, whole, whole), out_specs=Choice(tokens, tokens))(
+    return layout.shard_map(local, in_specs=(tokens, whole, whole), out_specs=Choice(tokens, tokens))(
         logits_BSE, bias_E, scale_E
     )
 

@@ -4,10 +4,11 @@ One function for each axis and question; `make` collects the problems of all of 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from MaxText import blueprint
+from MaxText import blueprint, pipeline
 from MaxText.layout import Layout
 from MaxText.planner.rules import LEGAL_AXES
 
@@ -34,13 +35,16 @@ def indivisible(cfg: Any, tree: blueprint.Blueprint, layout: Layout) -> list[str
         ("latent", cfg.kv_lora_rank): "kv_lora_rank",
     }
     used = dict.fromkeys(
-        (dim, size) for _, p in blueprint.leaves(tree) for dim, size in zip(p.axes, p.shape, strict=True) if dim
+        (str(dim), size, axes, ways)
+        for _, p in blueprint.leaves(tree)
+        for dim, size, axes, ways in zip(p.axes, p.shape, layout.split(p.axes), layout.pieces(p.axes), strict=True)
     )
     return [
-        f"{names.get((dim, size), dim)}={size} cannot be split {layout.ways(dim)} ways over "
-        f"{' x '.join(layout.axes(dim))}. Legal here: {legal(size)}."
-        for dim, size in used
-        if size % layout.ways(dim)
+        f"{names.get((dim, size), dim)}={size} cannot be split {ways} ways over {' x '.join(axes)}. "
+        f"Legal here: {legal(size)}."
+        f"{' Or set shard_kv_heads=false to replicate them in groups.' if dim == 'kv_heads' else ''}"
+        for dim, size, axes, ways in used
+        if size % ways
     ]
 
 
@@ -81,16 +85,6 @@ def batch_rows(cfg: Any, devices: int, ways: int) -> tuple[int, int, list[str]]:
             f"rows; they must be a whole multiple of {ways}. Nearest: {eval_rows / devices:g}."
         )
     return micro * accumulation, eval_rows, problems
-
-
-def _no_layer(axis: str) -> Callable[[Any, Sizes], list[str]]:
-    def check(cfg: Any, sizes: Sizes) -> list[str]:
-        return [
-            f"ici_{axis}_parallelism x dcn_{axis}_parallelism = {sizes[axis]}: no layer can be split over {axis} in "
-            "this version. Legal here: 1. Use fsdp, data or tensor instead."
-        ]
-
-    return check
 
 
 def _expert(cfg: Any, sizes: Sizes) -> list[str]:
@@ -142,7 +136,7 @@ def _exchange(cfg: Any, sizes: Sizes, given: str) -> list[str]:
         )
     kinds = {"num_kv_heads": cfg.num_kv_heads, "global_num_kv_heads": cfg.global_num_kv_heads}
     for name, heads in kinds.items() if cfg.attention_type != "mla" else ():
-        here = heads // tensor
+        here = math.lcm(heads, tensor) // tensor
         if here and here % degree and degree % here:
             fitting = [n for n in range(1, queries + 1) if queries % n == 0 and (here % n == 0 or n % here == 0)]
             problems.append(
@@ -152,10 +146,14 @@ def _exchange(cfg: Any, sizes: Sizes, given: str) -> list[str]:
     return problems
 
 
+def _pipeline(cfg: Any, sizes: Sizes) -> list[str]:
+    return pipeline.problems(cfg, sizes["pipeline"])
+
+
 # Asked only where the axis is larger than one.
 OF_AXIS: dict[str, Callable[[Any, Sizes], list[str]]] = {
     "expert": _expert,
-    "pipeline": _no_layer("pipeline"),
+    "pipeline": _pipeline,
     "context": _context,
 }
 

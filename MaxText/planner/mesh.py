@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import numpy as np
@@ -17,12 +18,31 @@ from MaxText.planner.rules import MESH_AXES
 
 def build_mesh(plan: Plan, devices: Sequence[jax.Device]) -> Mesh:
     """Real devices in the plan's shape: by physical neighbourhood on TPU, by slice where there are several, in order on
-    CPU."""
+    CPU (whose equal parts, in order of process, play the slices)."""
     ici, dcn = tuple(plan.ici.values()), tuple(plan.dcn.values())
     if math.prod(dcn) > 1:
-        array = mesh_utils.create_hybrid_device_mesh(ici, dcn, devices)
+        array = _hybrid(ici, dcn, devices)
     elif devices[0].platform == "tpu":
         array = mesh_utils.create_device_mesh(ici, devices)
     else:
         array = np.asarray(devices).reshape(ici)
     return compat.explicit_mesh(array, MESH_AXES)
+
+
+def _hybrid(ici: tuple[int, ...], dcn: tuple[int, ...], devices: Sequence[jax.Device]) -> np.ndarray:
+    if devices[0].platform != "cpu":
+        return mesh_utils.create_hybrid_device_mesh(ici, dcn, devices)
+    slices = math.prod(dcn)
+    proxies = [_InSlice(device, i * slices // len(devices)) for i, device in enumerate(devices)]
+    array = mesh_utils.create_hybrid_device_mesh(ici, dcn, proxies)
+    return np.vectorize(lambda proxy: proxy.device, otypes=[object])(array)
+
+
+class _InSlice:
+    """A CPU device that says in which slice it is; all CPU devices themselves say 0."""
+
+    def __init__(self, device: jax.Device, slice_index: int) -> None:
+        self.device, self.slice_index = device, slice_index
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.device, name)

@@ -7,7 +7,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from MaxText import blueprint, flops, sequence
+from MaxText import blueprint, flops, pipeline, sequence
 from MaxText.errors import PlanError
 from MaxText.hardware import Hardware
 from MaxText.layout import Layout
@@ -34,6 +34,7 @@ class Plan:
     parameter_bytes: int
     optimizer_bytes: int
     flops_per_step_per_device: float
+    pipeline: pipeline.Schedule | None = None
     notes: tuple[str, ...] = ()
 
     @property
@@ -82,11 +83,13 @@ def make(cfg: Any, tree: blueprint.Blueprint, hardware: Hardware) -> Plan:
     sizes = {axis: ici[axis] * dcn[axis] for axis in MESH_AXES}
     if unusable := legality.unusable_axes(cfg, sizes):
         raise PlanError("\n".join(unusable), id="plan.unused-axis")
-    layout = make_layout(sizes, cfg.logical_axis_rules)
+    schedule = pipeline.make(cfg, sizes[pipeline.AXIS])
+    layout = make_layout(sizes, cfg.logical_axis_rules, stages_own=schedule is not None and schedule.owned)
     tree = _with_even_vocabulary(cfg, tree, layout)
     if unmatched := legality.unmatched_rules(cfg, tree):
         raise PlanError("\n".join(unmatched), id="plan.rule")
-    rows, eval_rows, problems = legality.batch_rows(cfg, hardware.devices, layout.ways("activation_batch"))
+    ways = layout.ways("activation_batch") * (schedule.microbatches // schedule.stages if schedule else 1)
+    rows, eval_rows, problems = legality.batch_rows(cfg, hardware.devices, ways)
     problems += legality.indivisible(cfg, tree, layout)
     if problems:
         raise PlanError("\n".join(problems), id="plan.divisibility")
@@ -106,5 +109,6 @@ def make(cfg: Any, tree: blueprint.Blueprint, hardware: Hardware) -> Plan:
         parameter_bytes=_bytes(tree, layout, cfg.weight_dtype),
         optimizer_bytes=_optimizer_bytes(cfg, tree, layout) + 4,  # + the step counter
         flops_per_step_per_device=flops.per_step_per_device(cfg, tokens, hardware.devices),
+        pipeline=schedule,
         notes=(*notes.padding(cfg, tree, layout), *notes.whole_arrays(tree, layout)),
     )

@@ -6,15 +6,17 @@ import difflib
 from collections.abc import Iterable, Mapping, Sequence
 
 from MaxText.errors import PlanError
-from MaxText.layout import Layout
+from MaxText.layout import STAGE_LAYERS, Layout
 
 # Every axis always exists; size 1 is a size. Outermost first, so that tensor neighbours are physical neighbours.
 MESH_AXES = ("pipeline", "data", "fsdp", "fsdp_transpose", "expert", "context", "tensor")
-BATCH_AXES = ("data", "fsdp", "fsdp_transpose", "expert")
-ZERO_AXES = ("fsdp", "fsdp_transpose", "expert")
+# Outside the pipeline the batch is split over its stages too, so that each embeds and predicts its own rows.
+BATCH_AXES = ("pipeline", "data", "fsdp", "fsdp_transpose", "expert")
+# The pipeline comes last: a stage that takes its layers' pieces from all stages then gets one run of each dim.
+ZERO_AXES = ("fsdp", "fsdp_transpose", "expert", "pipeline")
 RULES: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("embed", ZERO_AXES),
-    ("mlp_embed", ("fsdp", "expert")),
+    ("mlp_embed", ("fsdp", "expert", "pipeline")),
     ("vocab", ("tensor",)),
     ("heads", ("tensor",)),
     ("kv_heads", ("tensor",)),
@@ -24,6 +26,7 @@ RULES: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("norm", ()),
     ("head_norm", ()),
     ("layers", ()),
+    (STAGE_LAYERS, ()),
     ("positions", ()),
     ("latent", ZERO_AXES),
     ("experts", ("expert",)),
@@ -76,6 +79,8 @@ def _problem(has_sides: bool, dim: str, axes: tuple[str, ...], seen: set[str]) -
         if axis not in LEGAL_AXES[dim]:
             near = _near(axis, LEGAL_AXES[dim])
             return f"{dim} cannot be split over {axis!r}{near}. Legal here: {', '.join(LEGAL_AXES[dim])}."
+    if "pipeline" in axes[:-1]:
+        return "pipeline comes last, so that a stage can put its layers together."
     if dim in seen or len(set(axes)) < len(axes):
         return f"{'the dim' if dim in seen else 'an axis'} stands twice; keep one."
     return ""
@@ -86,6 +91,8 @@ def _near(word: str, known: Iterable[str]) -> str:
     return f" (did you mean {near[0]}?)" if near else ""
 
 
-def make_layout(mesh_shape: Mapping[str, int], rules: Sequence[str] = ()) -> Layout:
-    """The table, with the user's `rules` in it, on a mesh of this shape."""
-    return Layout(table(rules), tuple(mesh_shape.items()), frozenset(BATCH_AXES))
+def make_layout(mesh_shape: Mapping[str, int], rules: Sequence[str] = (), stages_own: bool = False) -> Layout:
+    """The table, with the user's `rules` in it, on a mesh of this shape; `stages_own`: each stage of the pipeline
+    stores its own layers."""
+    rows = dict(table(rules)) | ({STAGE_LAYERS: ("pipeline",)} if stages_own else {})
+    return Layout(tuple(rows.items()), tuple(mesh_shape.items()), frozenset(BATCH_AXES))

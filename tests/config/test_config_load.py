@@ -165,7 +165,7 @@ def test_unknown_key_in_a_file_has_its_line(write):
 
 def test_names_that_are_not_offered():
     assert ids(BASE, "moba=true") == ("config.not-offered",)
-    assert ids(BASE, "sa_block_q=512", "hf_path=x") == ("config.not-offered",) * 2
+    assert ids(BASE, "sa_block_q=512", "hf_access_token=x") == ("config.not-offered",) * 2
     assert ids(BASE, M_QUANTIZATION="int8") == ("config.not-offered",)
     offered = Schema.model_fields.keys() | config.DERIVED.keys()
     assert [name for name in offered if names.not_offered(name)] == []

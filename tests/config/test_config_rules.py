@@ -68,13 +68,44 @@ BROKEN = {
     "config.train-files": [{"train_files": []}],
     "config.empty-file-name": [{"train_files": ["a.txt", " "]}, {"eval_files": [""]}],
     "config.eval-files": [{"eval_files": [], "eval_interval": 10}],
-    "config.tokenizer-path": [{"tokenizer_path": "tokenizer.json"}],
+    "config.tokenizer-path": [{"tokenizer_path": "tokenizer.json"}, {"tokenizer_type": "sentencepiece"}],
+    "config.data-source": [
+        {"dataset_type": "tfds"},
+        {"dataset_type": "hf"},
+        {"dataset_type": "prepared"},
+        {"dataset_type": "grain"},
+        {"dataset_type": "grain", "grain_train_files": "a", "grain_train_mixture_config_path": "b"},
+    ],
+    "config.data-type": [
+        {"hf_path": "json"},
+        {"dataset_path": "rows"},
+        {"dataset_type": "hf", "hf_path": "json", "grain_eval_files": "a"},
+        {"dataset_type": "grain", "grain_train_files": "a", "dataset_name": "c4"},
+    ],
+    "config.data-columns": [{"train_data_columns": []}, {"eval_data_columns": ["a", "b"]}],
+    "config.mixture": [
+        {"mixture_schedule": ["10:1"]},
+        {"train_files": ["a", "b"], "mixture_weights": [1]},
+        {"train_files": ["a", "b"], "mixture_weights": [0.7, 0.2]},
+        {"train_files": ["a", "b"], "mixture_weights": [1.5, -0.5]},
+        {"train_files": ["a", "b"], "mixture_weights": [0.5, 0.5], "mixture_schedule": ["10:0.5/0.6"]},
+        {"train_files": ["a", "b"], "mixture_weights": [0.5, 0.5], "mixture_schedule": ["ten:0.5/0.5"]},
+        {"train_files": ["a", "b"], "mixture_weights": [0.5, 0.5], "mixture_schedule": ["9:1/0", "8:0/1"]},
+        {"dataset_type": "grain", "grain_train_files": "a", "mixture_weights": [1]},
+    ],
+    "config.streaming": [
+        {"dataset_type": "hf", "hf_path": "json", "hf_streaming": True, "packing_type": "best_fit"},
+        {"dataset_type": "hf", "hf_path": "json", "hf_streaming": True, "held_out_every": 10},
+        {"dataset_type": "hf", "hf_path": "json", "hf_streaming": True, "quarantine": ["a"]},
+    ],
     "config.schedule-fractions": [
         {"lr_schedule_type": "wsd", "warmup_steps_fraction": 0.5, "wsd_decay_steps_fraction": 0.6}
     ],
     "config.profiler-window": [{"profiler": "xplane", "steps": 5}],
+    "config.keep-period": [{"checkpoint_period": 200, "checkpoint_keep_period": 300}],
 }
 LEGAL = [
+    {"checkpoint_period": 100, "checkpoint_keep_period": 300},
     {},
     {"run_name": "my run-1.β"},
     {"steps": -1, "learning_rate_schedule_steps": 7},
@@ -97,6 +128,10 @@ LEGAL = [
     {"warmup_steps_fraction": 0.7, "wsd_decay_steps_fraction": 0.6},
     {"lr_schedule_type": "wsd", "warmup_steps_fraction": 0.7, "wsd_decay_steps_fraction": 0.3},
     {"profiler": "xplane", "steps": 6},
+    {"dataset_type": "tfds", "dataset_name": "c4", "dataset_path": "sets", "eval_interval": 5},
+    {"dataset_type": "prepared", "dataset_path": "rows", "eval_interval": 5},
+    {"dataset_type": "grain", "grain_train_files": "a,0.5;b,0.5", "held_out_every": 10, "eval_interval": 5},
+    {"train_files": ["a", "b"], "mixture_weights": [0.7, 0.3], "mixture_schedule": ["10:0.5/0.5", "20:1/0"]},
 ]
 
 
@@ -169,7 +204,7 @@ CHOICES = {
     "dtype": "fp16",
     "opt_type": "lion",
     "lr_schedule_type": "linear",
-    "dataset_type": "tfds",
+    "dataset_type": "csv",
     "attention": "flashy",
     "remat_policy": "foo",
     "qk_norm_type": "all",
@@ -178,7 +213,7 @@ CHOICES = {
     "start": "again",
     "mu_dtype": "float16",
     "mlp_activations": ["silu", "square"],
-    "tokenizer_type": "sentencepiece",
+    "tokenizer_type": "words",
 }
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from MaxText import blueprint
+from MaxText import architecture, blueprint, config
 from MaxText.convert import gguf, gguf_words, hf_config, safetensors, transfer, weights
 from MaxText.convert.rearrange import Pattern
 from MaxText.convert.source import open_source
@@ -224,3 +224,15 @@ def test_gate_and_up_lie_alternately_or_one_after_the_other():
     gate_and_up = np.stack([np.zeros((1, 2, 3)), np.ones((1, 2, 3))])
     assert Pattern("p e d f -> e d (f p)").to_theirs(gate_and_up)[0, 0].tolist() == [0, 1, 0, 1, 0, 1]
     assert Pattern("p e d f -> e d (p f)").to_theirs(gate_and_up)[0, 0].tolist() == [0, 0, 0, 1, 1, 1]
+
+
+@pytest.mark.parametrize("written", [None, ["sliding_attention"] * 5 + ["full_attention"] + ["sliding_attention"] * 2])
+def test_the_last_layer_of_gemma_4_is_global_whatever_is_written(written):
+    theirs = json.loads((GOLDENS / "gemma4" / "config.json").read_text()) | {"num_hidden_layers": 8}
+    theirs = {key: value for key, value in theirs.items() if key not in ("layer_types", "per_layer_config")}
+    theirs |= {"layer_types": written, "global_head_dim": 16, "num_global_key_value_heads": 1}
+    _, recipe = hf_config.read(
+        {key: value for key, value in theirs.items() if value is not None or key == "layer_types"}
+    )
+    kinds = [reach.kind for reach in architecture.reaches(config.make(**recipe))]
+    assert kinds == ["local_sliding"] * 5 + ["global", "local_sliding", "global"]

@@ -3,17 +3,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from MaxText.data.rows import SyntheticRows, TextRows, join
+from MaxText.data import rows as rows_
+from MaxText.data.corpus import join
+from MaxText.data.rows import SyntheticRows
 
 documents = st.lists(st.integers(2, 30), min_size=1, max_size=12)
 row_length = st.integers(1, 17)
+
+
+def of(stream, lengths, length, packing=True):
+    return rows_.make(stream, rows_.starts_of(lengths), length, "concat_then_split" if packing else "none")
 
 
 def make(lengths, length, packing=True):
     """Rows over documents whose tokens are all different, so that each can be told from every other."""
     ends = np.cumsum(lengths)
     parts = [np.arange(end - n, end) + 1000 for n, end in zip(lengths, ends, strict=True)]
-    rows = TextRows(*join(parts, np.uint16), length, packing=packing)
+    rows = of(*join(parts, np.uint16), length, packing)
     return [p.tolist() for p in parts], rows, rows.take(np.arange(rows.count))
 
 
@@ -85,12 +91,12 @@ def test_random_access(lengths, length, choice):
 
 
 def test_a_value_of_zero_is_a_token_like_any_other():
-    rows = TextRows(np.zeros(5, np.uint16), np.array([5]), 4, packing=True)
+    rows = of(np.zeros(5, np.uint16), np.array([5]), 4)
     assert rows.take(np.array([0]))["loss_mask"].tolist() == [[1, 1, 1, 1]]
 
 
 def test_ids_above_16_bits():
-    rows = TextRows(np.array([70000, 199999, 3], np.int32), np.array([3]), 4, packing=True)
+    rows = of(np.array([70000, 199999, 3], np.int32), np.array([3]), 4)
     assert rows.take(np.array([0]))["targets"].tolist() == [[199999, 3, 0, 0]]
 
 

@@ -1,11 +1,14 @@
 import hashlib
 import os
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from MaxText import tokenizer
-from MaxText.data import open_split, sources
+from MaxText.data import corpus, open_split, sources
+from MaxText.data.corpus import Words
+from MaxText.data.units import Unit
 from MaxText.errors import DataError
 
 from .helpers import make_config
@@ -22,7 +25,15 @@ def folder(tmp_path, monkeypatch):
 
 
 def find_and_read(*names):
-    return [sources.read(f) for f in sources.find(names, "train_files")]
+    """The documents of the files, checked."""
+    words = Words(tokenizer.ByteTokenizer(), 288, add_bos=True, add_eos=True)
+    found = []
+    for file in sources.find(names, "train_files"):
+        unit = Unit("text", file.name, file.path, 0, file.size)
+        corpus.tokenize(unit, words)
+        text = sources.read(file)
+        found.append(SimpleNamespace(name=file.name, text=text, sha256=sources.digest(file).removeprefix("sha256:")))
+    return found
 
 
 def test_built_in_texts_are_those_of_the_checksums():
@@ -77,7 +88,7 @@ def bad(name):
         case "no-match":
             return ["*.json"]
         case "remote":
-            return ["gs://bucket/a.txt"]
+            return ["nonesuch://bucket/a.txt"]
         case "same":
             return ["a.txt", "b.txt", "./a.txt"]
         case "pattern-and-name":
@@ -123,11 +134,11 @@ def test_the_message_gives_the_byte_offset():
 
 
 def test_no_permission(monkeypatch):
-    def refuse(self):
+    def refuse(path):
         raise PermissionError(13, "Permission denied")
 
     files = sources.find(["a.txt"], "train_files")
-    monkeypatch.setattr(Path, "read_bytes", refuse)
+    monkeypatch.setattr(sources, "open_binary", refuse)
     with pytest.raises(DataError) as caught:
         sources.read(files[0])
     assert caught.value.id == "data.unreadable"

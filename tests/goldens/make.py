@@ -12,6 +12,7 @@ Every weight is *hot*: norms, biases, sinks and correction biases are random too
 
 from __future__ import annotations
 
+import json
 import sys
 import tempfile
 from pathlib import Path
@@ -58,6 +59,8 @@ YARN = {
     "beta_slow": 1.0,
     "original_max_position_embeddings": 8,
 }
+# Here the share of stretched frequency grows over several pairs, so that its borders and their rounding are seen.
+RAMP = YARN | {"rope_theta": 20.0, "original_max_position_embeddings": 32}
 MLA: dict[str, Any] = {
     "kv_lora_rank": 16,
     "q_lora_rank": 24,
@@ -157,7 +160,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt_oss": (
         "GptOss",
         {
-            "rope_parameters": {**YARN, "truncate": False},
+            "rope_parameters": {**RAMP, "truncate": False},
             "sliding_window": 6,
             "num_hidden_layers": 4,
             "num_local_experts": 4,
@@ -212,8 +215,14 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         | {"n_embd": 32, "n_layer": 3, "n_head": 4, "n_positions": 32, "n_inner": 48, "tie_word_embeddings": True}
         | {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0},
     ),
+    "kimi_k2": (
+        "DeepseekV3",
+        {**MLA, "n_group": 1, "topk_group": 1, "routed_scaling_factor": 2.827}
+        | {"rope_parameters": {**RAMP, "beta_fast": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0}},
+    ),
 }
 BFLOAT16 = ("mistral", "mixtral")
+NAMED = {"kimi_k2": "kimi_k2"}  # model_type, where the release calls the same class otherwise
 SHARDED = {"mixtral": "60KB", "llama": "60KB"}
 
 
@@ -307,6 +316,9 @@ def make(family: str, seed: int) -> None:
     stored = model.bfloat16() if family in BFLOAT16 else model
     stored.save_pretrained(folder, max_shard_size=SHARDED.get(family, "1GB"))
     (folder / "generation_config.json").unlink(missing_ok=True)
+    if family in NAMED:
+        content = json.loads((folder / "config.json").read_text()) | {"model_type": NAMED[family]}
+        (folder / "config.json").write_text(json.dumps(content, indent=2) + "\n")
     np.savez_compressed(folder / "golden.npz", **results)
     size = sum(file.stat().st_size for file in folder.iterdir())
     largest = np.abs(results["logits_0"]).max()

@@ -1,0 +1,1 @@
+"""Asking the real compiler, without the machine."""

@@ -1,0 +1,58 @@
+"""The folder of checkpoints as the file system sees it: its lock, its room, and what it says when it refuses."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import shutil
+from pathlib import Path
+from typing import IO
+
+from MaxText.errors import StorageError
+
+
+def lock(folder: Path) -> IO[str]:
+    """Lock `folder` for this process, or say who has it. File systems without locks are let pass."""
+    import fcntl
+
+    with contextlib.ExitStack() as undo:
+        lock = undo.enter_context(open(folder / ".lock", "a+"))
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            lock.seek(0)
+            raise StorageError(
+                f"another process ({lock.read().strip() or 'unknown'}) is writing checkpoints to {folder}. "
+                "Wait for it, end it, or use another run_name.",
+                id="checkpoint.in-use",
+            ) from None
+        except OSError as error:
+            if error.errno not in (errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS):
+                raise
+        lock.truncate(0)
+        lock.write(f"{os.getpid()}\n")
+        lock.flush()
+        undo.pop_all()  # held until the store closes
+        return lock
+
+
+def cause(error: Exception) -> str:
+    """What the system said, or the kind and first line of what a library said."""
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    return f"{type(error).__name__}: {error}".splitlines()[0]
+
+
+def require_room(folder: Path, nbytes: int) -> None:
+    """Refuse at once what cannot fit, instead of filling the disk first. Some network file systems report no size."""
+    usage = shutil.disk_usage(folder)
+    if usage.total and usage.free < nbytes:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(folder))
+
+
+def free(folder: Path) -> str:
+    try:
+        return f"{shutil.disk_usage(folder).free:,}"
+    except OSError:
+        return "an unknown number"

@@ -1,0 +1,1 @@
+"""One module for each form of data: `split` a file into units, `read` a unit's documents. Libraries come late."""

@@ -1,0 +1,122 @@
+"""Files of records: ArrayRecord through Grain, by index; TFRecord front to back, by its own few lines, no TensorFlow.
+
+A record is a `tf.train.Example`, a JSON object (the document in one of their columns), or plain text; the first record
+of a file says which.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from itertools import islice
+from typing import Any, BinaryIO
+
+from MaxText.data.formats import example
+from MaxText.data.formats.text import unpacked
+from MaxText.data.sources import unreadable
+from MaxText.data.units import Fault, Item, Unit, damaged, field
+from MaxText.tokenizer.library import need
+
+UNIT_RECORDS = 8192
+_READ_AT_ONCE = 256
+
+
+def split(unit: Unit) -> list[Unit]:
+    if unit.reader == "tfrecord":
+        return [replace(unit, start=0, stop=1 << 62)]
+    return by_count(replace(unit, start=0, stop=len(_array_record(unit))))
+
+
+def by_count(unit: Unit) -> list[Unit]:
+    """A unit of many records cut into units of UNIT_RECORDS."""
+    count = unit.stop - unit.start
+    edges = [*range(unit.start, unit.stop, UNIT_RECORDS), unit.stop]
+    size = unit.size * UNIT_RECORDS // max(count, UNIT_RECORDS)
+    return [replace(unit, start=a, stop=b, size=size) for a, b in zip(edges, edges[1:], strict=False)]
+
+
+def read(unit: Unit) -> Iterator[Item]:
+    records = (
+        islice(_tfrecords(unit), unit.start, min(unit.stop, sys.maxsize))
+        if unit.reader == "tfrecord"
+        else _by_index(unit)
+    )
+    form: Callable[[Unit, bytes, bool], Item] | None = None
+    for i, record in enumerate(records):
+        form = form or form_of(record)
+        yield form(unit, record, i == 0 and unit.start == 0)
+
+
+def form_of(record: bytes) -> Callable[[Unit, bytes, bool], Item]:
+    """How the records of a file are read, by one of them."""
+    if record[:1] == b"{":
+        return _json
+    try:
+        example.parse(record)
+    except example.NotAnExample:
+        return _text
+    return _example
+
+
+def _example(unit: Unit, record: bytes, first: bool) -> Item:
+    try:
+        return field(unit, dict(example.parse(record)), first)
+    except example.NotAnExample as error:
+        return Item(None, Fault("data.schema", f"is no tf.train.Example, unlike those before it ({error})"))
+
+
+def _json(unit: Unit, record: bytes, first: bool) -> Item:
+    try:
+        fields = json.loads(record)
+    except ValueError as error:
+        return Item(None, Fault("data.json", f"is not JSON: {error}"))
+    if not isinstance(fields, dict):
+        return Item(None, Fault("data.json", f"is no JSON object but {type(fields).__name__}"))
+    return field(unit, fields, first)
+
+
+def _text(unit: Unit, record: bytes, first: bool) -> Item:
+    return Item(record)
+
+
+def _array_record(unit: Unit) -> Any:
+    if "://" in unit.path:
+        # The C++ reader opens local paths only.
+        raise damaged(unit, "an ArrayRecord file is read from a local path; copy or mount it")
+    grain = need("grain.python", "grain", f"{unit.name} (ArrayRecord)")
+    try:
+        return grain.ArrayRecordDataSource([unit.path])
+    except (RuntimeError, ValueError, OSError) as error:
+        raise damaged(unit, error) from error
+
+
+def _by_index(unit: Unit) -> Iterator[bytes]:
+    source = _array_record(unit)
+    for first in range(unit.start, unit.stop, _READ_AT_ONCE):
+        try:
+            yield from source.__getitems__(range(first, min(first + _READ_AT_ONCE, unit.stop)))
+        except (RuntimeError, ValueError, IndexError) as error:
+            raise damaged(unit, error) from error
+
+
+def _tfrecords(unit: Unit) -> Iterator[bytes]:
+    try:
+        with unpacked(unit.path) as file:
+            yield from _frames(unit, file)
+    except OSError as error:
+        raise unreadable(unit.name, error) from error
+
+
+def _frames(unit: Unit, file: BinaryIO) -> Iterator[bytes]:
+    """Each record is its length (8 bytes), a checksum of that (4), the bytes, a checksum of those (4)."""
+    offset = 0
+    while head := file.read(12):
+        (length,) = struct.unpack("<Q", head[:8]) if len(head) == 12 else (1 << 62,)
+        body = file.read(length + 4) if length < 1 << 40 else b""
+        if len(body) < length + 4:
+            raise damaged(unit, f"no whole record at byte offset {offset}")
+        yield body[:-4]
+        offset += 16 + length

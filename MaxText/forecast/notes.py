@@ -1,0 +1,114 @@
+"""The words of a forecast: why each value is what it is, and what should be looked at."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+from MaxText import planner, remat
+from MaxText.cost import memory, sizes, timing
+from MaxText.hardware import Hardware
+
+GIB = 1 << 30
+
+_OF_AXIS = {
+    "pipeline": "stages of layers, which hand the stream on",
+    "data": "rows of the batch; parameters are copies",
+    "fsdp": "rows of the batch; parameters, gradients and optimizer state in pieces, gathered for use (ZeRO-3)",
+    "fsdp_transpose": "rows of the batch, like fsdp; splits the other dim of the feed-forward kernels",
+    "expert": "rows of the batch, and experts",
+    "context": "tokens of a row",
+    "tensor": "heads, feed-forward and vocabulary",
+}
+
+
+def reasons(cfg: Any, plan: planner.Plan, hardware: Hardware) -> dict[str, str]:
+    """{key: why it has this value} for what decides how a run is split; a search adds its own."""
+    found = {}
+    for level, degrees in (("ici", plan.ici), ("dcn", plan.dcn)):
+        for axis, degree in degrees.items():
+            key = f"{level}_{axis}_parallelism"
+            written = getattr(cfg, key)
+            if written == -1:
+                total = "devices of a slice" if level == "ici" else "slices"
+                found[key] = f"{degree}: the rest of {math.prod(degrees.values())} {total} ({cfg.origin(key)})"
+            elif degree > 1:
+                found[key] = f"{degree}: as configured ({cfg.origin(key)})"
+    given = "global_batch_size" if cfg.global_batch_size else "per_device_batch_size"
+    found["global_batch_size"] = f"{plan.global_batch_size} rows from {given} ({cfg.origin(given)})"
+    found["gradient_accumulation_steps"] = f"{plan.microbatches}: {cfg.origin('gradient_accumulation_steps')}"
+    found["remat_policy"] = f"{cfg.remat_policy}: {cfg.origin('remat_policy')}"
+    found["dtype"] = f"{cfg.dtype} on {hardware.platform} ({cfg.origin('dtype')})"
+    return found
+
+
+def warnings(
+    cfg: Any, plan: planner.Plan, hardware: Hardware, needs: memory.Memory, time: timing.Seconds | None
+) -> Iterator[str]:
+    """What is legal and may still be a mistake."""
+    yield from _memory(hardware, needs)
+    yield from plan.notes
+    yield from _axes(cfg, plan)
+    if hardware.slice:
+        yield from _chip(cfg, plan, hardware)
+    if time and time.links > time.arithmetic:
+        yield (
+            f"traffic inside a slice takes {time.links:.2f} s of a step, more than the arithmetic's "
+            f"{time.arithmetic:.2f} s: it cannot hide. Give each device more tokens, or use fewer ways of fsdp."
+        )
+
+
+def _memory(hardware: Hardware, needs: memory.Memory) -> Iterator[str]:
+    capacity = hardware.memory_bytes
+    if capacity and 0.92 * capacity < needs.total:
+        yield (
+            f"memory is tight: {needs.total / GIB:.1f} of {capacity / GIB:.1f} GiB a device, and the estimate has an "
+            "error of up to 12 %. Ask the compiler: compile=true."
+        )
+    chip = hardware.slice.chip if hardware.slice else None
+    if needs.host and chip and chip.host_memory and hardware.platform != "cpu":
+        everything = needs.host * chip.chips_per_host * chip.devices_per_chip
+        if everything > 0.8 * chip.host_memory:
+            yield (
+                f"offloaded activations take {everything / GIB:.0f} GiB of a host's {chip.host_memory / GIB:.0f} GiB: "
+                "keep fewer of them, or fewer rows a microbatch."
+            )
+
+
+def _axes(cfg: Any, plan: planner.Plan) -> Iterator[str]:
+    sizes_of = plan.mesh_shape
+    if sizes_of["expert"] > 1 and cfg.num_experts == 1:
+        yield f"expert={sizes_of['expert']}: the model has no experts; the axis works like fsdp."
+    split = {axis for dim, _ in plan.layout.rules for axis in plan.layout.axes(dim)}
+    for axis, size in sizes_of.items():
+        if size > 1 and axis not in split and axis != "pipeline":
+            yield f"{axis}={size} splits nothing: these devices repeat the work of others."
+    for axis, degree in plan.dcn.items():
+        if degree > 1 and axis in ("fsdp", "fsdp_transpose", "tensor", "context", "expert"):
+            yield (
+                f"dcn_{axis}_parallelism={degree}: {_OF_AXIS[axis].split(',')[0]} over the network between slices, in "
+                "every layer. dcn_data_parallelism sums gradients once a microbatch instead."
+            )
+    if plan.devices > 1 and sizes_of["data"] == plan.devices:
+        yield f"data={plan.devices}: every device holds all parameters; fsdp splits them at little cost."
+
+
+def _chip(cfg: Any, plan: planner.Plan, hardware: Hardware) -> Iterator[str]:
+    assert hardware.slice is not None
+    chip = hardware.slice.chip
+    if chip.announced:
+        yield f"{chip.name} is announced, not measured: its rates are the vendor's, and some are assumed."
+    width = cfg.moe_mlp_dim / sizes.used(plan.layout, "moe_mlp")
+    if cfg.num_experts > 1 and width < 4 * chip.matrix_unit:
+        yield (
+            f"experts are {width:g} wide on a device; a matrix unit of {chip.name} is {chip.matrix_unit}, and below "
+            f"{4 * chip.matrix_unit} small matmuls leave it waiting."
+        )
+    if chip.platform == "cpu" and remat.offloads(cfg):
+        yield "host and device memory are the same on a CPU: offloading saves nothing here."
+
+
+def axis_meaning(axis: str) -> str:
+    """What an axis splits, in words."""
+    return _OF_AXIS[axis]

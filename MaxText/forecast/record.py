@@ -1,0 +1,200 @@
+"""The forecast of a run: what it needs and how fast it will be, with the reason of every choice. Touches no device."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from MaxText import blueprint, cost, decoder, flops, planner, remat
+from MaxText import hardware as hardware_room
+from MaxText.cost import communication, memory, sizes, timing
+from MaxText.forecast import notes
+from MaxText.hardware import Hardware
+
+# Of the memory model, against the TPU compiler (docs/planner.md): nothing is refused within it.
+MEMORY_ERROR = 0.12
+STORAGE_BANDWIDTH = 1e9  # bytes/s that a host writes to its file system; assumed
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """A plan with its cost. `seconds` is None where nothing is known of the devices."""
+
+    cfg: Any
+    hardware: Hardware
+    plan: planner.Plan
+    memory: memory.Memory
+    seconds: timing.Seconds | None
+    collectives: tuple[dict[str, Any], ...]
+    reasons: dict[str, str]
+    rejected: tuple[dict[str, str], ...]
+    warnings: tuple[str, ...]
+
+    @property
+    def capacity(self) -> int | None:
+        """Bytes that one device has."""
+        return self.hardware.memory_bytes
+
+    @property
+    def fits(self) -> bool:
+        """Whether the estimate less its error is within the memory of a device."""
+        return self.capacity is None or self.memory.total <= self.capacity * (1 + MEMORY_ERROR)
+
+    @property
+    def tokens_per_second_per_chip(self) -> float | None:
+        if self.seconds is None or self.hardware.slice is None:
+            return None
+        return self.plan.tokens_per_step / self.seconds.total / self.hardware.slice.chips
+
+    @property
+    def mfu(self) -> float | None:
+        """By MaxText's count of FLOPs, of the bfloat16 peak (of a CPU: of its measured rate)."""
+        if self.seconds is None or self.hardware.slice is None:
+            return None
+        chip = self.hardware.slice.chip
+        peak = chip.peak("bfloat16") / chip.devices_per_chip
+        return self.plan.flops_per_step_per_device / self.seconds.total / peak
+
+    @property
+    def checkpoint_bytes(self) -> int:
+        """Parameters and optimizer state, once."""
+        cfg, tree = self.cfg, self.plan.tree
+        slots = {"adamw": (cfg.mu_dtype, cfg.weight_dtype), "sgd": ()}[cfg.opt_type]
+        every = (cfg.weight_dtype, *slots)
+        return sum(p.size * p.dtype(dtype).itemsize for dtype in every for _, p in blueprint.leaves(tree))
+
+    @property
+    def checkpoint_seconds(self) -> float:
+        return self.checkpoint_bytes / self.hardware.processes / STORAGE_BANDWIDTH
+
+
+def make(
+    cfg: Any,
+    hardware: Hardware,
+    tree: blueprint.Blueprint | None = None,
+    reasons: dict[str, str] | None = None,
+    rejected: tuple[dict[str, str], ...] = (),
+) -> Forecast:
+    """The forecast of `cfg`, whose dtype is resolved.
+
+    Raises:
+      PlanError: where the planner refuses mesh or batch."""
+    tree = decoder.declare(cfg) if tree is None else tree
+    return of_plan(cfg, hardware, planner.make(cfg, tree, hardware), reasons, rejected)
+
+
+def of_plan(
+    cfg: Any,
+    hardware: Hardware,
+    plan: planner.Plan,
+    reasons: dict[str, str] | None = None,
+    rejected: tuple[dict[str, str], ...] = (),
+) -> Forecast:
+    """The forecast of a plan that is made already."""
+    hardware = hardware_room.with_rates(hardware)
+    needs = memory.forecast(cfg, plan, hardware.platform)
+    time = timing.forecast(cfg, plan, hardware.slice, cost.load()) if hardware.slice else None
+    found = tuple(_collectives(cfg, plan, hardware))
+    return Forecast(
+        cfg=cfg,
+        hardware=hardware,
+        plan=plan,
+        memory=needs,
+        seconds=time,
+        collectives=found,
+        reasons=notes.reasons(cfg, plan, hardware) | (reasons or {}),
+        rejected=rejected,
+        warnings=tuple(notes.warnings(cfg, plan, hardware, needs, time)),
+    )
+
+
+def _collectives(cfg: Any, plan: planner.Plan, hardware: Hardware) -> list[dict[str, Any]]:
+    """Collectives of one step, by name, kind and axes: bytes of all executions, and seconds by the links."""
+    if hardware.slice is None:
+        return []
+    links, e = communication.Links.of(hardware.slice, plan), cost.load()
+    found: dict[tuple[str, ...], dict[str, Any]] = {}
+    for one, count in _transfers(cfg, plan):
+        times = count * (one.forward + one.backward) * plan.microbatches
+        fast, slow = links.seconds(one)
+        entry = found.setdefault(
+            (one.name, one.kind, *one.axes),
+            {"name": one.name, "kind": one.kind, "axes": list(one.axes), "hidden": one.hidden}
+            | dict.fromkeys(("times", "bytes", "seconds_ici", "seconds_dcn"), 0),
+        )
+        entry["times"] += times
+        entry["bytes"] += times * one.bytes
+        entry["seconds_ici"] += times * fast / e.links
+        entry["seconds_dcn"] += times * slow / e.network
+    return list(found.values())
+
+
+def _transfers(cfg: Any, plan: planner.Plan) -> list[tuple[communication.Transfer, int]]:
+    """(collective, how many layers do it) of one microbatch."""
+    size = sizes.sizes(cfg, plan)
+    found = [
+        (transfer, one.count)
+        for one in sizes.layers(cfg, plan.tree)
+        for transfer in communication.of_layer(cfg, one, plan.layout, size)
+    ]
+    return found + [(transfer, 1) for transfer in communication.of_rest(cfg, plan.tree, plan.layout, size)]
+
+
+def as_dict(one: Forecast) -> dict[str, Any]:
+    """For programs; units are in the names: bytes, seconds."""
+    cfg, plan, hw = one.cfg, one.plan, one.hardware
+    kept = remat.places(cfg)
+    return {
+        "fits": one.fits,
+        "hardware": {
+            "name": hw.slice.name if hw.slice else hw.kind,
+            "platform": hw.platform,
+            "chips": hw.slice.chips if hw.slice else None,
+            "devices": hw.devices,
+            "hosts": hw.processes,
+            "slices": hw.slices,
+            "memory_bytes_per_device": hw.memory_bytes,
+        },
+        "mesh": plan.mesh_shape,
+        "mesh_ici": dict(plan.ici),
+        "mesh_dcn": dict(plan.dcn),
+        "parameters": plan.parameters,
+        "active_parameters": flops.active_parameters(cfg, plan.tree),
+        "global_batch_size": plan.global_batch_size,
+        "microbatches": plan.microbatches,
+        "tokens_per_step": plan.tokens_per_step,
+        "remat": {"policy": cfg.remat_policy} | {name: place for name, place in kept.items() if place != "remat"},
+        "memory_bytes_per_device": one.memory.by_class() | {"total": round(one.memory.total)},
+        "saved_bytes_by_layer": {path: round(count) for path, count in one.memory.saved_by_layer.items()},
+        "host_memory_bytes_per_device": round(one.memory.host),
+        "state_bytes_per_device": plan.state_bytes,
+        "tflops_per_step_per_device": plan.flops_per_step_per_device / 1e12,
+        "step_seconds": one.seconds.total if one.seconds else None,
+        "seconds": dict(vars(one.seconds)) if one.seconds else None,
+        "tokens_per_second_per_chip": one.tokens_per_second_per_chip,
+        "mfu": one.mfu,
+        "collectives": list(one.collectives),
+        "checkpoint": {"bytes": one.checkpoint_bytes, "save_seconds": one.checkpoint_seconds},
+        "shardings": shardings(one),
+        "reasons": one.reasons,
+        "rejected": list(one.rejected),
+        "warnings": list(one.warnings),
+    }
+
+
+def shardings(one: Forecast) -> list[dict[str, Any]]:
+    """Every parameter: shape, dims, the axes of each, and bytes on one device."""
+    layout, cfg = one.plan.layout, one.cfg
+    return [
+        {
+            "name": path,
+            "shape": list(param.shape),
+            "dims": list(param.axes),
+            "axes": [list(layout.axes(dim)) for dim in param.axes],
+            "bytes_per_device": param.size
+            * param.dtype(cfg.weight_dtype).itemsize
+            // math.prod(layout.ways(dim) for dim in param.axes),
+        }
+        for path, param in blueprint.leaves(one.plan.tree)
+    ]

@@ -1,0 +1,95 @@
+"""Whole runs in several real processes: the same numbers, one stop for all, one end for all, and what they leave."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+from MaxText.checkpoint import Store
+from tests import runs
+from tests.processes.worlds import World
+
+SLICED = {"num_slices": 2, "ici_fsdp_parallelism": 4, "dcn_data_parallelism": 2}
+HOW = {"learning_rate_schedule_steps": 6, "eval_interval": 3, "checkpoint_period": 2}
+
+
+def compare(found: list[dict[str, Any]], wanted: list[dict[str, Any]]) -> None:
+    """The same records up to the order in which a sum over devices is taken."""
+    assert [record.keys() for record in found] == [record.keys() for record in wanted]
+    for one, other in zip(found, wanted, strict=True):
+        assert one == pytest.approx(other, rel=2e-6), one["step"]
+
+
+def parameters(folder: Path, step: int) -> dict[str, np.ndarray]:
+    """The arrays of a checkpoint, read back by one process."""
+    store = Store(folder / "toy" / "checkpoints")
+    leaves = store.manifest(step)["leaves"]
+    target = {name: jax.ShapeDtypeStruct(leaf["shape"], np.dtype(leaf["dtype"])) for name, leaf in leaves.items()}
+    nested: dict[str, Any] = {}
+    for name, leaf in target.items():
+        *parents, last = name.split("/")
+        node = nested
+        for key in parents:
+            node = node.setdefault(key, {})
+        node[last] = leaf
+    store.verify(step)
+    found = store.restore(step, nested)
+    return {jax.tree_util.keystr(path): np.asarray(x) for path, x in jax.tree_util.tree_leaves_with_path(found)}
+
+
+def same_parameters(one: Path, other: Path, step: int) -> None:
+    a, b = parameters(one, step), parameters(other, step)
+    assert a.keys() == b.keys()
+    for name, x in a.items():
+        np.testing.assert_allclose(x, b[name], rtol=1e-4, atol=2e-6, err_msg=name)
+
+
+@pytest.fixture(scope="module")
+def unbroken(tmp_path_factory):
+    """The run in one process with eight devices in two slices."""
+    folder = tmp_path_factory.mktemp("unbroken")
+    assert runs.run(folder, **HOW, **SLICED) == 0
+    return folder
+
+
+def test_two_processes_two_slices_stopped_and_resumed_by_one(unbroken, tmp_path, clean_environ):
+    """A signal to one process stops both at the same step; one process goes on from what they saved."""
+    world = World(tmp_path, clean_environ, 2, 4, **HOW, **SLICED, log_period=1, steps=1000)
+    world.until("completed step: 2,")
+    world.processes[1].terminate()
+    assert world.end() == [75, 75], world.said()
+    done = runs.kept(tmp_path)[-1]
+    assert f"stopped by SIGTERM after {done} steps" in world.err[0] and "SIGTERM" not in world.err[1]
+    assert "completed" not in world.out[1]
+    assert len([r for r in runs.records(tmp_path) if "loss" in r]) == done
+    assert runs.tree(tmp_path / "toy") >= {"config.yml", "log.txt", "metrics.jsonl", "goodput.jsonl"}
+    first = [r for r in runs.records(tmp_path) if r["step"] < min(done, 6)]
+    reference = [r for r in runs.records(unbroken) if r["step"] < min(done, 6)][: len(first)]
+    compare(first, reference)
+    if done < 6:
+        assert runs.run(tmp_path, **HOW, **SLICED) == 0
+        compare(runs.records(tmp_path), runs.records(unbroken))
+        same_parameters(tmp_path, unbroken, 6)
+
+
+def test_a_killed_process_ends_the_other_at_once_by_name(tmp_path, clean_environ):
+    world = World(tmp_path, clean_environ, 2, 1, log_period=1, steps=10_000, checkpoint_period=5, eval_files=[])
+    world.until("completed step: 7,")
+    while not runs.kept(tmp_path):
+        time.sleep(0.05)
+    pid = world.processes[1].pid
+    killed = time.monotonic()
+    world.processes[1].kill()
+    assert world.end(20) == [77, -signal.SIGKILL]
+    assert time.monotonic() - killed < 5
+    assert f"process 1 ({os.uname().nodename}, pid {pid}) is gone" in world.err[0]
+    assert "Traceback" not in world.err[0]
+    assert f"pid {pid}" in (tmp_path / "toy" / "log.txt").read_text()
+    assert runs.kept(tmp_path)

@@ -1,0 +1,65 @@
+"""Toy runs in several real processes."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from tests import runs
+
+
+class World:
+    """`count` processes of one toy run, as a person would start them by hand; the first that is to blame counts."""
+
+    def __init__(self, folder: Path, environ: dict[str, str], count: int, devices: int, **overrides: Any) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as one:
+            address = f"127.0.0.1:{one.getsockname()[1]}"
+        flags = {"XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}"}
+        several = {"JAX_COORDINATOR_ADDRESS": address, "JAX_NUM_PROCESSES": str(count)} if count > 1 else {}
+        how = {"jax_distributed_initialization_timeout": 100, "process_wait_timeout": 100} | overrides
+        places = [{"JAX_PROCESS_ID": str(id)} if count > 1 else {} for id in range(count)]
+        self.processes = [runs.start(folder, environ | flags | several | place, **how) for place in places]
+        self.out = [""] * count
+        self.err = [""] * count
+        self._threads = [
+            threading.Thread(target=self._read, args=(texts, id, pipe), daemon=True)
+            for id, process in enumerate(self.processes)
+            for texts, pipe in ((self.out, process.stdout), (self.err, process.stderr))
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def _read(self, texts: list[str], id: int, pipe: Any) -> None:
+        with pipe:
+            for line in pipe:
+                texts[id] += line
+
+    def until(self, text: str, limit: float = 100) -> None:
+        """Wait until process 0 has said `text`."""
+        stop = time.monotonic() + limit
+        while text not in self.out[0]:
+            assert time.monotonic() < stop and self.processes[0].poll() is None, self.out + self.err
+            time.sleep(0.02)
+
+    def end(self, limit: float = 100) -> list[int]:
+        """The exit codes of all, in order of their ids; nothing is left running."""
+        stop = time.monotonic() + limit
+        try:
+            codes = [process.wait(max(0.1, stop - time.monotonic())) for process in self.processes]
+        except subprocess.TimeoutExpired:
+            raise AssertionError(self.out + self.err) from None
+        finally:
+            for process in self.processes:
+                process.kill()
+                process.wait()
+        for thread in self._threads:
+            thread.join(10)
+        return codes
+
+    def said(self) -> str:
+        return os.linesep.join([*self.out, *self.err])

@@ -1,0 +1,153 @@
+"""A forecast: fields for programs, the same answer without any device, refusals with numbers, explanations."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from MaxText import cli, config, forecast, hardware
+from MaxText.errors import ConfigError, PlanError
+from MaxText.forecast import verb
+from MaxText.forecast.explain import explain
+from tests.helpers import cpu, toy_config
+
+ROOT = Path(__file__).parents[1]
+FIELDS = {
+    "fits", "mesh", "parameters", "active_parameters", "memory_bytes_per_device", "state_bytes_per_device",
+    "tflops_per_step_per_device", "step_seconds", "tokens_per_second_per_chip", "mfu", "collectives", "reasons",
+    "rejected", "warnings",
+}  # fmt: skip
+CLASSES = {"parameters", "optimizer", "gradients", "activations", "logits", "experts", "transient", "batch", "total"}
+DEEPSEEK = {
+    "model_name": "deepseek-v3-671b",
+    "hardware": "tpu7x-8x8x16",
+    "per_device_batch_size": 4.0,
+    "ici_fsdp_parallelism": 512,
+    "ici_tensor_parallelism": 4,
+    "max_target_length": 4096,
+    "remat_policy": "full",
+    "scan_layers": True,
+    "dtype": "bfloat16",
+}
+
+
+def made(**keys) -> forecast.Forecast:
+    return verb.of_config(config.make(**(DEEPSEEK | keys)))
+
+
+@pytest.fixture(scope="module")
+def deepseek() -> forecast.Forecast:
+    return made()
+
+
+def test_the_fields_for_programs(deepseek):
+    found = json.loads(json.dumps(forecast.as_dict(deepseek)))
+    assert found.keys() >= FIELDS and found["memory_bytes_per_device"].keys() == CLASSES
+    memory = found["memory_bytes_per_device"]
+    assert memory["total"] == pytest.approx(sum(memory.values()) - memory["total"], abs=8)
+    assert found["fits"] is True and found["parameters"] == 671_026_419_200
+    assert found["state_bytes_per_device"] == memory["parameters"] + memory["optimizer"]
+    assert 0.1 < found["mfu"] < 0.6 and found["hardware"]["devices"] == 2048
+    per_chip = found["tokens_per_step"] / found["step_seconds"] / 1024
+    assert found["tokens_per_second_per_chip"] == pytest.approx(per_chip)
+    assert {one["kind"] for one in found["collectives"]} >= {"all-gather", "reduce-scatter"}
+
+
+def test_a_plan_of_two_thousand_devices_takes_seconds():
+    begin = time.process_time()
+    forecast.text(made(per_device_batch_size=2.0))
+    assert time.process_time() - begin < 5
+
+
+def test_no_backend_is_started(tmp_path):
+    """JAX would refuse this platform if anybody asked it for devices."""
+    for command in (
+        ["-m", "MaxText", "plan", "configs/base.yml", f"json={tmp_path}/plan.json"],
+        ["train.py", "configs/base.yml", "plan_only=true"],
+    ):
+        done = subprocess.run(
+            [sys.executable, *command, "model_name=llama3.1-8b", "hardware=v5p-128", "remat_policy=full"],
+            cwd=ROOT,
+            env=os.environ | {"JAX_PLATFORMS": "nonsense"},
+            capture_output=True,
+            text=True,
+        )
+        assert done.returncode == 0, done.stderr
+        assert "v5p-4x4x4" in done.stdout and "tokens a second and chip" in done.stdout
+    assert json.loads((tmp_path / "plan.json").read_text())["mesh"]["fsdp"] == 64
+
+
+@pytest.mark.parametrize(
+    ("keys", "id", "words"),
+    [
+        ({"hardware": "v5q-512"}, "plan.unknown-chip", ("v5q", "v5p")),
+        ({"hardware": "v5p-8x8x9"}, "plan.slice-shape", ("8x8x9", "v5p-8x8x8")),
+        ({"ici_fsdp_parallelism": 3}, "plan.mesh", ("3", "2048")),
+        ({"ici_tensor_parallelism": 5, "ici_fsdp_parallelism": -1}, "plan.mesh", ("5", "2048")),
+        ({"global_batch_size": 1000}, "plan.divisibility", ("1000", "512")),
+        (
+            {"ici_fsdp_parallelism": 2048, "ici_tensor_parallelism": 1},
+            "plan.divisibility",
+            ("512", "2048", "Legal here"),
+        ),
+        ({"ici_fsdp_parallelism": 8, "ici_tensor_parallelism": 256}, "plan.divisibility", ("128", "256", "Legal here")),
+    ],
+)
+def test_what_cannot_be_is_refused(keys, id, words):
+    with pytest.raises(PlanError) as caught:
+        made(**keys)
+    assert caught.value.id == id and caught.value.exit_code == 3
+    assert all(word in str(caught.value) for word in words), caught.value
+
+
+def test_what_does_not_fit_is_refused_after_the_file_is_written(tmp_path, capsys):
+    file = tmp_path / "plan.json"
+    keys = ["model_name=llama3-8b", "hardware=v5e-4", f"json={file}"]
+    assert cli.main(["plan", str(ROOT / "configs/base.yml"), *keys]) == 3
+    assert json.loads(file.read_text())["fits"] is False
+    said = capsys.readouterr().err
+    assert "does not fit" in said and "Try:" in said and "GiB" in said
+
+
+def test_a_model_larger_than_the_machine_is_refused_before_anything_is_allocated():
+    small = hardware.Hardware("cpu", "cpu", 1, 1, 1, 16 << 30)
+    cfg = config.make(model_name="llama3-8b", dtype="float32", per_device_batch_size=1.0)
+    with pytest.raises(PlanError) as caught:
+        forecast.require_room(forecast.make(cfg, small))
+    assert caught.value.id == "plan.memory" and "16.0 GiB" in str(caught.value)
+    forecast.require_room(forecast.make(toy_config(), small))
+
+
+def test_explanations_follow_an_array_to_its_axes(deepseek):
+    said = explain(deepseek, "params.decoder.moe.up")
+    assert "wi_1" in said and "fsdp=2048" not in said.splitlines()[0] and "gathered over fsdp" in said
+    with pytest.raises(ConfigError) as caught:
+        explain(deepseek, "params.decoder.mole.up")
+    assert caught.value.id == "plan.unknown-array" and "moe" in str(caught.value)
+
+
+def test_warnings_name_what_may_be_a_mistake():
+    free = {"ici_fsdp_parallelism": -1, "ici_tensor_parallelism": 1}
+    small = {"model_name": "llama3.1-8b", "hardware": "2xv5p-64", "per_device_batch_size": 4.0} | free
+    across = made(**small, dcn_fsdp_parallelism=2, dcn_data_parallelism=1)
+    assert any("dcn_fsdp_parallelism" in warning for warning in across.warnings)
+    assert not any("dcn_" in warning for warning in made(**small).warnings)
+    dense = made(**small, ici_expert_parallelism=2)
+    assert any("no experts" in warning for warning in dense.warnings)
+    assert any(
+        "announced" in warning for warning in made(**free, model_name="llama3.1-8b", hardware="tpu8t-64").warnings
+    )
+    narrow = made(**(free | {"ici_tensor_parallelism": 4}), model_name="qwen3-30b-a3b", hardware="v6e-64")
+    assert any("matrix unit" in warning for warning in narrow.warnings)
+
+
+def test_a_cpu_is_forecast_by_its_measured_speed():
+    found = forecast.make(toy_config({"fsdp": 2}), cpu(2))
+    assert found.seconds is not None and 1e-6 < found.seconds.total < 10 and found.mfu is not None
+    assert "MFU" in forecast.text(found)
