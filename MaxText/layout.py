@@ -118,6 +118,14 @@ class Layout:
         rules = tuple((dim, tuple(a for a in axes if a != axis)) for dim, axes in self.rules)
         return dataclasses.replace(self, rules=rules)
 
+    def whole_outside(self, axis: str) -> Layout:
+        """The table with every weight whole along a mesh axis, except layers that are dealt out over it."""
+        kept = ("activation_", STAGE_LAYERS)
+        rules = tuple(
+            (d, axes if d.startswith(kept) else tuple(a for a in axes if a != axis)) for d, axes in self.rules
+        )
+        return dataclasses.replace(self, rules=rules)
+
     def shard_map(self, function: Callable[..., Any], *, in_specs: Any, out_specs: Any) -> Callable[..., Any]:
         """`jax.shard_map` over all axes of the mesh; on a stage of a pipeline it sees the arrays of that stage."""
         if self.staged:

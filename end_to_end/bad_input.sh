@@ -15,6 +15,10 @@ mkdir -p "$out/poison" "$out/text"
 echo 'raise SystemExit("JAX was imported before the configuration was valid")' >"$out/poison/jax.py"
 : >"$out/text/empty.txt"
 printf 'A short text, far too short for six hundred steps.\n' >"$out/text/short.txt"
+printf '{"text": "a"}\n{"text": "caf\351"}\n' >"$out/text/latin.jsonl"
+printf '{"txt": "a"}\n' >"$out/text/column.jsonl"
+printf '{"text": "some text"}\n' | gzip | head -c 20 >"$out/text/torn.jsonl.gz"
+printf '\n{"text": ""}\n' >"$out/text/nothing.jsonl"
 printf 'steps: 1e-3\n' >"$out/text/fraction.yml"
 printf 'steps: 3\nlearning_rate: 1e-3\nsteps: 5\n' >"$out/text/twice.yml"
 printf 'steps: [1\n' >"$out/text/torn.yml"
@@ -60,6 +64,9 @@ refuses 2 nonesuch model_name=nonesuch
 refuses 2 emb_dim emb_dim=64
 refuses 2 steps steps
 refuses 2 num_kv_heads base_num_query_heads=4 base_num_kv_heads=3
+refuses 2 max_target_length max_target_length=1
+refuses 2 mixture_weights "train_files=[a.txt,b.txt]" "mixture_weights=[0.7,0.2]"
+refuses 2 dataset_name dataset_type=tfds
 refuses 2 global_batch_size global_batch_size=10 gradient_accumulation_steps=4
 refuses 2 remat_policy steps=soon remat_policy=some # both at once
 M_STEPS=soon refuses 2 M_STEPS
@@ -78,6 +85,13 @@ refuses 3 tensor ici_tensor_parallelism=3 base_num_query_heads=4 num_cpu_devices
 refuses 4 nonesuch.txt "train_files=[$out/text/nonesuch.txt]"
 refuses 4 empty.txt "train_files=[$out/text/empty.txt]"
 refuses 4 vocab_size vocab_size=100
+refuses 4 'byte offset 27' "train_files=[$out/text/latin.jsonl]"
+refuses 4 'it has txt' "train_files=[$out/text/column.jsonl]"
+refuses 4 torn.jsonl.gz "train_files=[$out/text/torn.jsonl.gz]"
+refuses 4 'no document' "train_files=[$out/text/nothing.jsonl]"
+refuses 4 nonesuch.model tokenizer_type=sentencepiece "tokenizer_path=$out/text/nonesuch.model"
+refuses 4 'data prepare' dataset_type=prepared "dataset_path=$out/text"
+refuses 4 nonesuch.txt "quarantine=[nonesuch.txt]"
 refuses 5 steps "train_files=[$out/text/short.txt]" num_epoch=1
 
 # The disk: 7. A file where a folder should be stops root as well.

@@ -99,6 +99,12 @@ def mesh_words(source: str) -> list[str]:
     return [f"line {line}: {word!r}" for line, word in words if word in MESH_AXES]
 
 
+def bare_walls(source: str) -> list[str]:
+    """Uses of `jax.shard_map`, whose body a pipeline would batch; `layout.shard_map` shows it one stage."""
+    nodes = (node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Attribute))
+    return [f"line {node.lineno}" for node in nodes if ast.unparse(node) == "jax.shard_map"]
+
+
 def version_branches(source: str) -> list[str]:
     """Places that ask which JAX this is: its version, or what it has."""
     asks = re.compile(
@@ -207,6 +213,12 @@ def test_importing_it_really_loads_nothing_heavy(module: str):
 
 def test_layers_know_no_mesh():
     check({path: mesh_words(path.read_text()) for path in MODULES if room_of(path) == "layers"})
+
+
+def test_walls_of_layers_are_those_of_the_layout():
+    check({path: bare_walls(path.read_text()) for path in MODULES if room_of(path) in ("layers", "sequence")})
+    assert len(bare_walls("y = jax.shard_map(f, in_specs=s, out_specs=s)(x)")) == 1
+    assert bare_walls("y = layout.shard_map(f, in_specs=s, out_specs=s)(x)") == []
 
 
 def test_only_compat_asks_for_the_version_of_jax():

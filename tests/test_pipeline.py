@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
-from MaxText import decoder, generate, pipeline, planner, step
+from MaxText import decoder, generate, loss, pipeline, planner, step
 from MaxText.architecture import Segment
 from MaxText.blueprint import ONES, Param
 from MaxText.errors import PlanError
@@ -306,3 +306,37 @@ def test_the_screen_says_stages_repeats_microbatches_and_the_bubble():
     assert made.plan.pipeline is not None
     words = "2 stages x 2 repeats x 1 layers; 2 microbatches in 5 iterations, bubble 20.0 %"
     assert made.plan.pipeline.describe() == words
+
+
+def test_between_slices_only_the_stream_and_gradients_travel():
+    """Stages own their layers and everything outside is whole along the pipeline; if the user asks for rounds, the plan
+    says what crosses."""
+    across = {"dcn_pipeline_parallelism": 2, "ici_fsdp_parallelism": 2, "dcn_data_parallelism": 1}
+    plans = {}
+    for repeats in (-1, 2):
+        cfg = toy_config(**LAYERS, **across, num_pipeline_repeats=repeats)
+        plans[repeats] = planner.make(cfg, decoder.declare(cfg), cpu(4, slices=2))
+    home, away = plans.values()
+    assert home.pipeline.owned and home.layout.spec(("vocab", "embed")) == PartitionSpec(None, "fsdp")
+    assert home.layout.spec((STAGE_LAYERS, "embed")) == PartitionSpec("pipeline", "fsdp")
+    assert home.layout.spec(("activation_batch",)) == PartitionSpec(("pipeline", "fsdp"))
+    assert not any("cross" in note for note in home.notes)
+    assert any("4 layers cross 2 slices" in note for note in away.notes)
+
+
+@pytest.mark.parametrize("how", [ONCE, TWICE], ids=["once", "twice"])
+@pytest.mark.parametrize("policy", ["full", "minimal"])
+def test_what_a_stage_keeps_for_the_backward_pass(policy, how):
+    """Of every iteration, bubbles too, what the policy keeps of each layer, and no weights."""
+    made = toy({"pipeline": 2, "fsdp": 2}, **LAYERS, remat_policy=policy, **FOUR, **how)
+    cfg, plan = made.cfg, made.plan.pipeline
+    assert plan is not None
+    rows = made.put_rows(BATCH)
+    with jax.set_mesh(made.mesh):
+        loss_of = lambda p: loss.sums(cfg, made.layout, p, rows).nll  # noqa: E731
+        saved = jax.tree.leaves(jax.eval_shape(lambda p: jax.vjp(loss_of, p)[1], made.params))
+    kept = sum(leaf.size for leaf in saved if leaf.ndim > 1 and leaf.shape[0] == plan.iterations)
+    heads = cfg.head_dim * (cfg.num_query_heads + 2 * cfg.num_kv_heads)
+    widths = {"full": cfg.emb_dim, "minimal": cfg.emb_dim + heads + cfg.emb_dim + 2 * cfg.mlp_dim}
+    tokens = rows["inputs"].size // plan.microbatches
+    assert kept == plan.iterations * plan.stages * plan.depth * tokens * widths[policy]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from MaxText import blueprint
+from MaxText import blueprint, pipeline
 from MaxText.layout import Layout
 
 LARGE = 1 << 20  # entries; smaller arrays are whole for good reason
@@ -35,4 +35,14 @@ def whole_arrays(tree: blueprint.Blueprint, layout: Layout) -> list[str]:
     return [
         f"{len(large)} large arrays ({names}), {total / every:.0%} of the parameters, are whole on each of {devices} "
         "devices; ici_fsdp_parallelism or shard_optimizer_over_data would split them or their optimizer state"
+    ]
+
+
+def crossing(schedule: pipeline.Schedule | None, slices: int) -> list[str]:
+    """Weights that a pipeline sends between slices."""
+    if schedule is None or slices == 1 or schedule.owned:
+        return []
+    return [
+        f"the weights of {schedule.pipelined * len(schedule.segment.pattern)} layers cross {slices} slices in every "
+        "step, since no stage stores its own; num_pipeline_repeats=1 with all layers in the pipeline avoids that"
     ]

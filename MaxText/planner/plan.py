@@ -84,7 +84,10 @@ def make(cfg: Any, tree: blueprint.Blueprint, hardware: Hardware) -> Plan:
     if unusable := legality.unusable_axes(cfg, sizes):
         raise PlanError("\n".join(unusable), id="plan.unused-axis")
     schedule = pipeline.make(cfg, sizes[pipeline.AXIS])
-    layout = make_layout(sizes, cfg.logical_axis_rules, stages_own=schedule is not None and schedule.owned)
+    owned = schedule is not None and schedule.owned
+    layout = make_layout(sizes, cfg.logical_axis_rules, stages_own=owned)
+    if owned and dcn[pipeline.AXIS] > 1:  # no weight crosses slices
+        layout = layout.whole_outside(pipeline.AXIS)
     tree = _with_even_vocabulary(cfg, tree, layout)
     if unmatched := legality.unmatched_rules(cfg, tree):
         raise PlanError("\n".join(unmatched), id="plan.rule")
@@ -110,5 +113,9 @@ def make(cfg: Any, tree: blueprint.Blueprint, hardware: Hardware) -> Plan:
         optimizer_bytes=_optimizer_bytes(cfg, tree, layout) + 4,  # + the step counter
         flops_per_step_per_device=flops.per_step_per_device(cfg, tokens, hardware.devices),
         pipeline=schedule,
-        notes=(*notes.padding(cfg, tree, layout), *notes.whole_arrays(tree, layout)),
+        notes=(
+            *notes.padding(cfg, tree, layout),
+            *notes.whole_arrays(tree, layout),
+            *notes.crossing(schedule, dcn[pipeline.AXIS]),
+        ),
     )

@@ -38,8 +38,11 @@ class HuggingFaceTokenizer:
         self._special = frozenset(t["id"] for t in table.get("added_tokens") or () if t.get("special"))
         self._known = frozenset(vocabulary.values())
         self.name = f"huggingface {file.parent.name}/{file.name}"
-        self.vocab_size = max(self._known) + 1
         self.bos_id, self.eos_id = _ends(file, vocabulary)
+        # Special tokens behind the others that no text contains (of images, of chats) need no row in the model.
+        self.vocab_size = (
+            max(self._known - self._special | {i for i in (self.bos_id, self.eos_id) if i is not None}) + 1
+        )
         self.fingerprint = identity("huggingface", content, self.bos_id, self.eos_id)
         self.token_bytes = self._sizes(table, vocabulary)
 
@@ -62,7 +65,7 @@ class HuggingFaceTokenizer:
         added = {t["id"] for t in table.get("added_tokens") or ()}
         sizes = np.zeros(self.vocab_size, np.int32)
         for token, number in vocabulary.items():
-            if number in self._special:
+            if number in self._special or number >= self.vocab_size:
                 continue
             if byte_level and number not in added:
                 sizes[number] = len(token)

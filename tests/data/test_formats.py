@@ -149,6 +149,15 @@ def test_a_bad_document_is_named_and_can_be_left_out(content):
     assert [name for name, _ in whole.bad] == ["x.jsonl:2"]
 
 
+@pytest.mark.parametrize("texts", [[], ["", ""]])
+def test_no_document_at_all(texts):
+    write("a.array_record", texts)
+    cfg = make_config(train_files=["a.array_record"])
+    with pytest.raises(DataError, match="no document") as caught:
+        open_split(cfg, tokenizer.make(cfg), "train", 1)
+    assert caught.value.id == ("data.no-targets" if texts else "data.no-documents")
+
+
 def test_records_of_json_and_of_plain_text():
     for record, wanted in ((b'{"text": "x y"}', "x y"), (b"plain words", "plain words")):
         frame = struct.pack("<Q", len(record)) + b"crc." + record + b"crc."
