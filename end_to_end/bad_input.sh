@@ -134,7 +134,7 @@ verb 4 score.array score "$out/model" "tokens=$out/text/short.txt" "out=$out/run
 verb 4 score.ids generate "$out/model" ids=96
 verb 4 convert.no-source generate "$out/nowhere" ids=1
 refuses 4 convert.no-source "load_parameters_path=$out/nowhere"
-refuses 7 checkpoint.unfit "load_parameters_path=$out/model"
+refuses 7 "does not fit this model" "load_parameters_path=$out/model"
 model 'model_type="mamba"'
 verb 2 convert.unknown-family import "$out/model" "$out/runs"
 model 'quantization_config={"bits": 4}'

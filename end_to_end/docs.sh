@@ -12,7 +12,8 @@ small=(steps=2 eval_steps=1 sample_length=2 base_emb_dim=64 head_dim=16 base_mlp
 
 count=0
 while read -r line; do
-  read -ra words <<<"${line#.venv/bin/python }"
+  eval "words=(${line#.venv/bin/python }
+)" # quotes and comments are the shell's
   count=$((count + 1))
   case $line in
     *" train.py "*) words+=("${small[@]}" "base_output_directory=$out" "run_name=run$count") ;;

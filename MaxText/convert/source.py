@@ -107,7 +107,8 @@ def _hugging_face(path: Path, overrides: Mapping[str, Any]) -> Source:
     family, recipe = hf_config.read(theirs)
     cfg = config.make_from(recipe, str(path / hf_config.NAME), overrides)
     tree = decoder.declare(cfg)
-    tensors, left = text_names(safetensors.read_folder(path), cfg.num_decoder_layers)
+    heads = hf_config.text_part(theirs).get("num_nextn_predict_layers") or 0
+    tensors, left = text_names(safetensors.read_folder(path), cfg.num_decoder_layers, heads)
     links = _links(cfg, tree, family, tensors)
     if cfg.logits_via_embedding and HEAD in tensors:
         left.append(_copy_of_embedding(path, tensors))

@@ -79,17 +79,17 @@ class Foreign:
         return self._types[path]
 
 
-def text_names(tensors: Mapping[str, Any], layers: int) -> tuple[dict[str, Any], list[str]]:
+def text_names(tensors: Mapping[str, Any], layers: int, heads: int) -> tuple[dict[str, Any], list[str]]:
     """(tensors of the text model under the names of the text-only type, names left out).
 
-    Left out are vision and audio, buffers, and layers beyond the `layers` of the decoder (heads of multi-token
-    prediction, which the reference leaves out too).
+    Left out are vision and audio, buffers, and the `heads` of multi-token prediction that follow the `layers` of the
+    decoder, which the reference leaves out too. Further layers are kept, and so found to have no place.
     """
     kept, left = {}, []
     for name, tensor in tensors.items():
         renamed = _TEXT_PREFIX.sub("", name)
         number = re.match(r"model\.layers\.(\d+)\.", renamed)
-        if LEFT_OUT.search(name) or (number and int(number[1]) >= layers):
+        if LEFT_OUT.search(name) or (number and layers <= int(number[1]) < layers + heads):
             left.append(name)
         else:
             kept[renamed] = tensor

@@ -134,6 +134,14 @@ def test_the_same_in_other_files_and_under_other_names(tmp_path: Path, form: str
     assert bool(open_source(folder, {}).notes) == (form != "index")
 
 
+def test_heads_of_multi_token_prediction_are_left_out_aloud(tmp_path: Path):
+    folder = Path(shutil.copytree(GOLDENS / "deepseek_v3", tmp_path / "model"))
+    tensors = stored(folder) | {"model.layers.3.eh_proj.weight": np.zeros((2, 2), np.float32)}
+    rewritten(folder, tensors)
+    assert "model.layers.3.eh_proj.weight" in open_source(folder, {}).notes[0]
+    require_same(GOLDENS / "deepseek_v3", folder)
+
+
 def test_a_nested_config_is_the_text_model(tmp_path: Path):
     folder = Path(shutil.copytree(GOLDENS / "gemma3", tmp_path / "model"))
     inner = json.loads((folder / "config.json").read_text())

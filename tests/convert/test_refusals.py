@@ -172,6 +172,12 @@ def test_what_config_json_must_not_say(copy: Path, changes: dict, id: str, said:
     refused(copy, id, said)
 
 
+def test_a_layer_more_than_config_json_says(copy: Path):
+    content = json.loads((copy / "config.json").read_text())
+    set_config(copy, num_hidden_layers=2, layer_types=content["layer_types"][:2])
+    refused(copy, "convert.unfit", "model.layers.2.mlp.up_proj.weight")
+
+
 def test_more_experts_chosen_than_there_are(tmp_path: Path):
     folder = Path(shutil.copytree(GOLDENS / "mixtral", tmp_path / "model"))
     set_config(folder, num_experts_per_tok=5)
