@@ -10,6 +10,8 @@ from typing import Any, Protocol
 import jax
 import numpy as np
 
+from MaxText import faults
+
 IN_FLIGHT = 2  # evaluation steps dispatched and not yet read: bounded, so that no device queue can grow
 
 
@@ -44,6 +46,7 @@ def evaluate(
             return {}
         text_bytes += float((token_bytes[batch["targets"]] * batch["loss_mask"])[counted].sum())
         waiting.append(compiled(params, put(batch)))
+        faults.point("eval.batch")
         while len(waiting) > IN_FLIGHT:
             nll, weight = _add(waiting.popleft(), nll, weight)
     while waiting:

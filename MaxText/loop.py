@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import optax
 
+from MaxText import faults
 from MaxText.data import Feeder
 from MaxText.errors import NonFiniteError, Preempted
 from MaxText.evaluate import evaluate
@@ -57,6 +58,7 @@ class Loop:
                 records.profiler.step(step, self.state)
                 self.state, values = self.compiled(self.state, batch)
                 self.done = step + 1
+                faults.point("step.dispatched")
                 self._read_pending()
                 self._pending = Pending(step, values, feeder.wait_seconds)
                 self._rare_things()
@@ -143,6 +145,7 @@ class Loop:
         record = self._record(pending, values, now - self._mark)
         self._mark = now
         self.records.step(record)
+        faults.point("metrics.written")
         self._check_finite(record)
 
     def _record(self, pending: Pending, values: dict[str, float], seconds: float) -> dict[str, Any]:

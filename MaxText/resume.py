@@ -31,6 +31,14 @@ def check_continues(made: Session, meta: dict[str, Any], done: int) -> list[str]
     return data.notes(meta["data"], made.train.fingerprint) + _schedule_notes(made.cfg, meta["config"], done)
 
 
+def changes(made: Session, meta: dict[str, Any], done: int) -> list[str]:
+    """The same for a state of another run, which may go on with other data: that is announced too."""
+    now, before = made.train.fingerprint, meta["data"]
+    different = sorted(key for key in before.keys() | now.keys() if before.get(key) != now.get(key))
+    notes = [f"warning: other data than there: {', '.join(different)}"] if different else []
+    return notes + _schedule_notes(made.cfg, meta["config"], done)
+
+
 def _same_data(made: Session, before: dict[str, Any]) -> None:
     different = data.differences(before, made.train.fingerprint)
     if different:

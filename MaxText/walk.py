@@ -7,32 +7,36 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import jax
 
-from MaxText import catalogue, decoder, forecast, goodput, report, runtime, screen, session
+from MaxText import catalogue, decoder, faults, forecast, goodput, report, runtime, screen, session
 from MaxText.checkpoint import Store
 from MaxText.convert import start
 from MaxText.convert.source import Source
+from MaxText.convert.source import find as find_source
 from MaxText.errors import ConfigError, MaxTextError, NonFiniteError, PlanError, Preempted, StorageError
 from MaxText.forecast import verb
 from MaxText.generate import generate
 from MaxText.loop import Loop
 from MaxText.processes import Alone, Group
 from MaxText.records import Records
-from MaxText.resume import check_continues
+from MaxText.resume import changes, check_continues
 from MaxText.session import Session
 from MaxText.state import TrainState
 
 
 @dataclass(frozen=True)
 class Beginning:
-    """Where the state comes from: the checkpoint of `done` steps in `store`, the weights of `source`, or nothing."""
+    """Where the state comes from: the checkpoint of `done` steps, in the run's store or in that of `other`, the weights
+    of `source`, or nothing."""
 
     done: int = 0
     resumed: bool = False
     source: Source | None = None
+    other: Store | None = None
     notes: list[str] = field(default_factory=list)
 
 
@@ -56,7 +60,7 @@ def walk(cfg: Any, group: Group | None = None) -> None:
             asynchronous=cfg.async_checkpointing,
             group=group,
         )
-        beginning = find_beginning(made, store) if cfg.enable_checkpointing else find_weights(made)
+        beginning = find_beginning(made, store) if cfg.enable_checkpointing else find_elsewhere(made, store)
         _require_one_folder(cfg, group, beginning)
         if beginning.done >= cfg.steps:
             _print(group, screen.complete(cfg, beginning.done))
@@ -93,8 +97,8 @@ def _meta(made: Session) -> dict[str, Any]:
 
 
 def find_beginning(made: Session, store: Store) -> Beginning:
-    """1. this run's newest checkpoint, 2. load_parameters_path, 3. fresh; `start` may demand one. A checkpoint of other
-    data is refused."""
+    """1. this run's newest checkpoint, 2. load_full_state_path, 3. load_parameters_path, 4. fresh; `start` may demand
+    one. A checkpoint of other data is refused."""
     cfg, latest = made.cfg, store.latest()
     if cfg.start == "resume" and latest is None:
         raise ConfigError(
@@ -109,19 +113,46 @@ def find_beginning(made: Session, store: Store) -> Beginning:
         )
     notes = [f"warning: checkpoint {step} cannot be used: {why}" for step, why in store.incomplete().items()]
     if latest is None:
-        return find_weights(made, notes)
+        return find_elsewhere(made, store, notes)
     notes += check_continues(made, store.manifest(latest)["meta"], latest)
     with jax.set_mesh(made.mesh):
         store.require_fit(latest, made.stored_type)  # before anything is written
     return Beginning(latest, True, notes=notes)
 
 
-def find_weights(made: Session, notes: Sequence[str] = ()) -> Beginning:
-    """The beginning of a fresh run. Weights that do not fit are refused; a function that differs is announced."""
+def find_elsewhere(made: Session, store: Store, notes: Sequence[str] = ()) -> Beginning:
+    """The beginning of a run without a checkpoint of its own. What does not fit is refused; a function, schedule or
+    data that differ are announced."""
+    if made.cfg.load_full_state_path:
+        return _full_state(made, store, notes)
     if not made.cfg.load_parameters_path:
         return Beginning(notes=list(notes))
     source, said = start.open_for(made.cfg, decoder.declare(made.cfg))
     return Beginning(source=source, notes=[*notes, *said])
+
+
+def _full_state(made: Session, store: Store, notes: Sequence[str]) -> Beginning:
+    """Everything of a step of another run: its parameters, optimizer state and number of steps."""
+    cfg = made.cfg
+    kind, folder = find_source(Path(cfg.load_full_state_path).expanduser())
+    if kind not in ("run", "checkpoint step"):
+        raise ConfigError(
+            f"load_full_state_path={cfg.load_full_state_path} is a {kind} source: it has weights only. Give a run "
+            "folder or the folder of one of its steps, or set load_parameters_path.",
+            id="run.no-full-state",
+        )
+    other, step = store.elsewhere(folder.absolute().parent), int(folder.name)
+    if step >= cfg.steps:
+        raise ConfigError(
+            f"load_full_state_path={cfg.load_full_state_path} has done {step} steps already, and steps={cfg.steps}. "
+            f"Set steps to more than {step}.",
+            id="run.full-state-done",
+        )
+    with jax.set_mesh(made.mesh):
+        other.require_fit(step, made.stored_type)
+    meta = other.manifest(step)["meta"]
+    said = [f"everything of {folder}, after {step} steps", *changes(made, meta, step)]
+    return Beginning(step, other=other, notes=[*notes, *said])
 
 
 def _attempt(made: Session, records: Records, beginning: Beginning) -> MaxTextError | None:
@@ -164,6 +195,11 @@ def _state(made: Session, records: Records, beginning: Beginning) -> tuple[Train
     """The state to start from, and its number of finished steps; metrics of steps to be done again are dropped."""
     if not beginning.resumed:
         records.metrics.rewind(0)
+        if beginning.other is not None:
+            records.ledger.enter("restore")
+            stored = beginning.other.restore(beginning.done, made.stored_type)
+            _seek(made, beginning.other, beginning.done)
+            return made.from_stored(stored, made.state_type), beginning.done
         if beginning.source is None:
             return made.fresh_state(), 0
         records.ledger.enter("restore")
@@ -172,14 +208,20 @@ def _state(made: Session, records: Records, beginning: Beginning) -> tuple[Train
     records.ledger.enter("restore")
     done, stored, skipped = records.store.restore_newest(made.stored_type)
     state = made.from_stored(stored, made.state_type)
+    faults.point("restore.done")
     for reason in skipped:
         records.say(f"warning: {reason}")
     if done != beginning.done:
         records.say(f"RESUMED after {done} steps instead of {beginning.done}")
     records.metrics.rewind(done)
-    if (place := records.store.manifest(done)["meta"].get("data_state")) is not None:
-        made.train.seek(place)
+    _seek(made, records.store, done)
     return state, done
+
+
+def _seek(made: Session, store: Store, done: int) -> None:
+    """Streams go to where they were; data with random access need no place."""
+    if (place := store.manifest(done)["meta"].get("data_state")) is not None:
+        made.train.seek(place)
 
 
 def finish(made: Session, records: Records, loop: Loop | None, ending: MaxTextError | None) -> MaxTextError | None:
@@ -198,6 +240,7 @@ def finish(made: Session, records: Records, loop: Loop | None, ending: MaxTextEr
         ending = _first(records, ending, lambda: farewell(made, records, loop))
     records.ledger.enter("save")
     ending = _first(records, ending, records.store.close)
+    faults.point("finish.saved")
     records.ledger.finish(ending.id if ending else "complete")
     if loop is not None and loop.done:
         records.say(report.data(made.train.summary(loop.done), made.train.bad))

@@ -169,3 +169,34 @@ def test_sigterm_saves_and_the_same_command_is_unbroken(unbroken, tmp_path, caps
     assert "SIGTERM" in captured.err and f"{stopped[0]} steps" in captured.err
     assert run(tmp_path, **WHOLE) == 0
     assert steps_only(tmp_path) == steps_only(unbroken)
+
+
+# --- another run's state
+
+
+def test_the_whole_state_of_another_run_goes_on_as_it_would_have(unbroken, tmp_path, capsys):
+    """Parameters, moments and the number of steps; the run's own checkpoint counts afterwards."""
+    there = {"load_full_state_path": unbroken / "toy/checkpoints/4", "run_name": "fork"}
+    assert run(tmp_path, **WHOLE, **there) == 0
+    assert "after 4 steps" in capsys.readouterr().out
+    wanted = [record for record in steps_only(unbroken) if record["step"] >= 4]
+    assert [record for record in records(tmp_path, "fork") if "loss" in record] == wanted
+    assert kept(tmp_path, "fork") == [6]
+    assert run(tmp_path, **WHOLE, **there) == 0
+    assert "is complete" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("how", "code", "word"),
+    [
+        ({"load_full_state_path": "toy/checkpoints/6"}, 2, "6 steps already"),
+        ({"load_full_state_path": "toy/checkpoints/4", "base_mlp_dim": 64}, 7, "mlp/wi_0"),
+        ({"load_full_state_path": "nowhere"}, 4, "nowhere"),
+        ({"load_full_state_path": "toy", "load_parameters_path": "toy"}, 2, "config.two-beginnings"),
+    ],
+)
+def test_another_state_that_cannot_be_taken(unbroken, tmp_path, capsys, how, code, word):
+    paths = {key: unbroken / value for key, value in how.items() if key.startswith("load_")}
+    assert run(tmp_path, **WHOLE, **(how | paths), run_name="fork") == code
+    assert word in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())

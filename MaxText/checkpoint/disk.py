@@ -6,6 +6,7 @@ import contextlib
 import errno
 import os
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
@@ -56,3 +57,25 @@ def free(folder: Path) -> str:
         return f"{shutil.disk_usage(folder).free:,}"
     except OSError:
         return "an unknown number"
+
+
+@contextlib.contextmanager
+def writing(folder: Path, step: int | None = None, nbytes: int = 0) -> Iterator[None]:
+    """Turn what goes wrong while `step` is written to `folder` into a StorageError with the numbers."""
+    try:
+        yield
+    except StorageError:
+        raise
+    except Exception as error:
+        if step is None:
+            raise StorageError(
+                f"checkpoints cannot be written to {folder}: {cause(error)}. "
+                "Set base_output_directory to a place that can, or enable_checkpointing=false.",
+                id="checkpoint.not-writable",
+            ) from error
+        raise StorageError(
+            f"checkpoint {folder / str(step)} was not saved: {cause(error)}. "
+            f"It needs {nbytes:,} bytes; {free(folder)} are free. "
+            "Make room and start again: the run resumes from the newest complete checkpoint.",
+            id="checkpoint.not-saved",
+        ) from error

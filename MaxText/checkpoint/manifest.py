@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from MaxText import faults
 from MaxText.checkpoint.tree import Leaf, folder_name
 from MaxText.errors import StorageError
 
@@ -84,8 +85,10 @@ def write(folder: Path, manifest: Manifest) -> None:
         json.dump(content | {"checksum": _checksum(content)}, file, indent=1)
         file.flush()
         os.fsync(file.fileno())
+    faults.point("save.manifest-temporary")
     os.replace(temporary, folder / NAME)
     sync_folder(folder)
+    faults.point("save.manifest")
 
 
 def read(folder: Path) -> Manifest:

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import json
 import os
 import shutil
 import time
-from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO, Any, Self
 
+from MaxText import faults
 from MaxText.checkpoint import arrays, disk, manifest, shards, together, tree
 from MaxText.checkpoint.manifest import Invalid, Manifest
 from MaxText.errors import StorageError
@@ -62,6 +61,10 @@ class Store:
         self._failure: StorageError | None = None
         self._reported = False
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint") if asynchronous else None
+
+    def elsewhere(self, folder: Path) -> Store:
+        """Another store, to read from, with the same processes."""
+        return Store(folder, asynchronous=False, group=self._group)
 
     # --- reading
 
@@ -120,6 +123,7 @@ class Store:
         import jax
 
         saved = self.read_manifest(step)
+        faults.point("restore.begun")
         wanted = tree.named_leaves(target)
         tree.require_fit(saved.leaves, wanted, f"checkpoint {self._path(step)}")
         if self._group.count > 1 or not all(leaf.crc for leaf in saved.leaves.values()):
@@ -127,6 +131,7 @@ class Store:
             placed = together.restore(self._group, self._path(step), read)
             return jax.tree.unflatten(jax.tree.structure(target), placed)
         host = self._read(step, saved)
+        faults.point("restore.read")
         crcs = arrays.start_checksums(host) if verify else {}  # while the arrays go to the devices
         placed = arrays.to_devices(host, wanted)
         self._compare(step, saved, {name: crc.result() for name, crc in crcs.items()})
@@ -229,7 +234,7 @@ class Store:
                 "Update it, or use another run_name.",
                 id="checkpoint.newer-format",
             )
-        with self._writing():
+        with disk.writing(self.folder):
             together.in_all(self._group, "checkpoint folder", self._open, primary_only=True)
             if self._group.count > 1:
                 together.require_shared(self._group, self.folder)
@@ -314,13 +319,17 @@ class Store:
         """Everything after the host copy. In this order: state, its durability, manifest, then what may go."""
         path = self._path(step)
         nbytes = sum(array.nbytes for array in host.values())
-        with self._writing(step, nbytes):
+        with disk.writing(self.folder, step, nbytes):
+            faults.point("save.begun")
             self._clean()
             disk.require_room(self.folder, nbytes)
             path.mkdir()
+            faults.point("save.folder")
             pending = arrays.start_checksums(host)  # of what was copied, not of what was written
             arrays.write(path / _STATE, host)
+            faults.point("save.state")
             files = manifest.survey(path)
+            faults.point("save.surveyed")
             manifest.sync_folder(self.folder)
             crcs = {name: crc.result() for name, crc in pending.items()}
             # An array of one chunk is stored as its bytes.
@@ -341,7 +350,7 @@ class Store:
             self._clean()
             disk.require_room(self.folder, nbytes)
 
-        with self._writing(step, nbytes):
+        with disk.writing(self.folder, step, nbytes):
             together.write(self._group, self._path(step), step, begin, described, pieces, meta, _now, self.prune)
 
     def _clean(self) -> None:
@@ -367,28 +376,9 @@ class Store:
         """Delete what is superseded. First the manifest: a half-deleted step does not exist."""
         for step in self.superseded():
             (self._path(step) / manifest.NAME).unlink()
+            faults.point("prune.manifest")
             shutil.rmtree(self._path(step))
-
-    @contextlib.contextmanager
-    def _writing(self, step: int | None = None, nbytes: int = 0) -> Iterator[None]:
-        """Turn what goes wrong into a StorageError with the numbers."""
-        try:
-            yield
-        except StorageError:
-            raise
-        except Exception as error:
-            if step is None:
-                raise StorageError(
-                    f"checkpoints cannot be written to {self.folder}: {disk.cause(error)}. "
-                    "Set base_output_directory to a place that can, or enable_checkpointing=false.",
-                    id="checkpoint.not-writable",
-                ) from error
-            raise StorageError(
-                f"checkpoint {self._path(step)} was not saved: {disk.cause(error)}. "
-                f"It needs {nbytes:,} bytes; {disk.free(self.folder)} are free. "
-                "Make room and start again: the run resumes from the newest complete checkpoint.",
-                id="checkpoint.not-saved",
-            ) from error
+            faults.point("prune.done")
 
 
 def _now() -> str:

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from MaxText.checkpoint import arrays, manifest, shards, tree
+from MaxText.checkpoint import arrays, disk, manifest, shards, tree
 from MaxText.checkpoint.manifest import Manifest
 from MaxText.checkpoint.store import Store
 from MaxText.checkpoint.tree import numpy_dtype as numpy_dtype
@@ -38,15 +38,15 @@ def save(store: Store, step: int, streams: Mapping[str, Stream], meta: dict[str,
     latest = store.latest()
     assert latest is None or step > latest, "a step is written after all that exist"
     path = store.folder / str(step)
-    with store._writing(step, sum(math.prod(s.shape) * s.dtype.itemsize for s in streams.values())):
+    with disk.writing(store.folder, step, sum(math.prod(s.shape) * s.dtype.itemsize for s in streams.values())):
         store._clean()
         path.mkdir()
     try:
         skeleton = {name: np.zeros((), stream.dtype) for name, stream in streams.items()}
-        with store._writing(step):
+        with disk.writing(store.folder, step):
             arrays.write(path / "state", skeleton)  # Orbax's own description of the tree
         leaves = {name: _write(path / "state", name, stream) for name, stream in streams.items()}
-        with store._writing(step):
+        with disk.writing(store.folder, step):
             files = manifest.survey(path)
             manifest.sync_folder(store.folder)
             written = datetime.now(UTC).isoformat(timespec="seconds")

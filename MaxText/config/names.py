@@ -122,7 +122,6 @@ _BY_SENTENCE: dict[str, str] = {
     "use checkpoint_period": """
         save_checkpoint_on_start enable_continuous_checkpointing enable_emergency_checkpoint local_checkpoint_*
         enable_multi_tier_checkpointing multi_tier_checkpointing_* mtc_data_parallelism""",
-    "a run resumes from its own folder (run_name, start=resume)": "load_full_state_path",
     "a signal always saves before the run stops": "enable_autocheckpoint",
     "storage has no settings; leave it out": """
         checkpoint_storage_* enable_single_replica_ckpt_restoring enable_checkpoint_cloud_logger""",

@@ -265,6 +265,13 @@ def kept_steps_are_saved(checkpoint_keep_period: int, checkpoint_period: int) ->
     )
 
 
+@rule("config.two-beginnings")
+def one_place_to_begin_from(load_parameters_path: str, load_full_state_path: str) -> str | None:
+    """At most one of load_parameters_path and load_full_state_path is set."""
+    both = load_parameters_path and load_full_state_path
+    return "a state has parameters already; leave load_parameters_path out" if both else None
+
+
 # optimizer, profiler
 
 

@@ -312,6 +312,7 @@ class Checkpoint(Group):
     title = "checkpoint"
     enable_checkpointing: bool = key(True, "save and resume")
     load_parameters_path: str = key("", "weights of a fresh run: of a run, a step, a Hugging Face folder, a GGUF file")
+    load_full_state_path: str = key("", "everything of a run or a step, to go on from in this run; it counts its steps")
     async_checkpointing: bool = key(True, "write in the background while training goes on")
     checkpoint_period: Size = key(200, "steps between saves")
     save_checkpoint_on_completion: bool = key(True, "save after the last step")

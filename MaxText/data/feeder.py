@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import Any, Protocol
 
+from MaxText import faults
 from MaxText.data.rows import Batch
 
 
@@ -76,6 +77,7 @@ class Feeder:
                 if not self._room():
                     break
                 item = (step, self._put(self._dataset.batch(step)))
+                faults.point("data.batch")
                 with self._changed:
                     if not self._closed:
                         self._ready.append(item)

@@ -103,6 +103,7 @@ BROKEN = {
         {"lr_schedule_type": "wsd", "warmup_steps_fraction": 0.5, "wsd_decay_steps_fraction": 0.6}
     ],
     "config.profiler-window": [{"profiler": "xplane", "steps": 5}],
+    "config.two-beginnings": [{"load_parameters_path": "a", "load_full_state_path": "b"}],
     "config.keep-period": [{"checkpoint_period": 200, "checkpoint_keep_period": 300}],
 }
 LEGAL = [

@@ -93,3 +93,93 @@ def test_a_killed_process_ends_the_other_at_once_by_name(tmp_path, clean_environ
     assert "Traceback" not in world.err[0]
     assert f"pid {pid}" in (tmp_path / "toy" / "log.txt").read_text()
     assert runs.kept(tmp_path)
+
+
+# --- slow: each start of a process costs seconds
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("count", "devices"), [(2, 4), (4, 2)])
+def test_any_number_of_processes_writes_the_same(unbroken, tmp_path, clean_environ, count, devices):
+    """Metrics, parameters and text of a whole run; two slices of two processes are one of the cases."""
+    world = World(tmp_path, clean_environ, count, devices, **HOW, **SLICED, sample_length=4)
+    assert world.end(200) == [0] * count, world.said()
+    compare(runs.records(tmp_path), runs.records(unbroken))
+    same_parameters(tmp_path, unbroken, 6)
+    assert "--- sample, greedy ---" in world.out[0] and "sample" not in "".join(world.out[1:])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("axis", ["tensor", "context"])
+def test_an_axis_that_spans_processes(tmp_path, clean_environ, axis):
+    """Then both processes hold the same rows, or parts of each row."""
+    mesh = {"ici_fsdp_parallelism": 1, f"ici_{axis}_parallelism": 2}
+    world = World(tmp_path / "two", clean_environ, 2, 1, **HOW, **mesh)
+    assert world.end() == [0, 0], world.said()
+    alone = World(tmp_path / "one", clean_environ, 1, 2, **HOW, **mesh)
+    assert alone.end() == [0], alone.said()
+    compare(runs.records(tmp_path / "two"), runs.records(tmp_path / "one"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("id", [0, 1])
+def test_a_process_that_hangs_is_named(tmp_path, clean_environ, id):
+    how = {"jax_distributed_heartbeat_timeout_seconds": 4, "log_period": 1, "steps": 10_000, "eval_files": []}
+    world = World(tmp_path, clean_environ, 2, 1, **how)
+    world.until("completed step: 5,")
+    world.processes[id].send_signal(signal.SIGSTOP)
+    other = 1 - id
+    try:
+        assert world.processes[other].wait(20) == 77
+    finally:
+        world.processes[id].kill()
+        world.end()
+    assert f"process {id} (" in world.err[other] and "not been heard" in world.err[other], world.said()
+
+
+@pytest.mark.slow
+def test_the_first_process_is_killed(tmp_path, clean_environ):
+    world = World(tmp_path, clean_environ, 3, 1, log_period=1, steps=10_000, eval_files=[], global_batch_size=12)
+    world.until("completed step: 5,")
+    world.processes[0].kill()
+    assert world.end(20) == [-signal.SIGKILL, 77, 77]
+    assert all("process 0 (" in text and "is gone" in text for text in world.err[1:]), world.said()
+
+
+@pytest.mark.slow
+def test_a_damaged_piece_makes_all_go_back(tmp_path, clean_environ):
+    how = {**HOW, **SLICED, "eval_files": []}
+    assert World(tmp_path, clean_environ, 2, 4, **how, steps=4).end() == [0, 0]
+    piece = tmp_path / "toy/checkpoints/4/state/params.logits/3.0"
+    data = bytearray(piece.read_bytes())
+    data[7] ^= 1
+    piece.write_bytes(data)
+    world = World(tmp_path, clean_environ, 2, 4, **how, steps=6)
+    assert world.end() == [0, 0], world.said()
+    assert "3.0" in world.out[0] and "RESUMED after 2 steps instead of 4" in world.out[0]
+
+
+@pytest.mark.slow
+def test_what_one_process_finds_different_is_refused(tmp_path, clean_environ):
+    """Text that differs between hosts; then devices that do. Nothing is written."""
+    for id in range(2):
+        (tmp_path / f"home{id}").mkdir()
+        (tmp_path / f"home{id}" / "text.txt").write_text(f"Text of host {id}. " * 900)
+    refused(tmp_path, clean_environ, 4, "sha256", {"train_files": ["~/text.txt"], "eval_files": []})
+    refused(tmp_path, clean_environ, 3, "process 1 has 2", {}, unequal=True)
+
+
+def refused(
+    folder: Path, environ: dict[str, str], code: int, word: str, how: dict[str, Any], *, unequal: bool = False
+) -> None:
+    worlds = World(folder / "out", environ, 0, 1)
+    address = worlds.address
+    for id in range(2):
+        place = {"JAX_COORDINATOR_ADDRESS": address, "JAX_NUM_PROCESSES": "2", "JAX_PROCESS_ID": str(id)}
+        flags = f"--xla_force_host_platform_device_count={1 + (id if unequal else 0)}"
+        worlds.add(
+            runs.start(folder / "out", environ | place | {"XLA_FLAGS": flags, "HOME": str(folder / f"home{id}")}, **how)
+        )
+    assert worlds.end() == [code, code], worlds.said()
+    assert word in worlds.err[0] and worlds.err[1] == "", worlds.said()
+    assert not (folder / "out").exists() or not runs.tree(folder / "out")

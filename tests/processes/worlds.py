@@ -18,21 +18,26 @@ class World:
 
     def __init__(self, folder: Path, environ: dict[str, str], count: int, devices: int, **overrides: Any) -> None:
         with socket.create_server(("127.0.0.1", 0)) as one:
-            address = f"127.0.0.1:{one.getsockname()[1]}"
+            self.address = f"127.0.0.1:{one.getsockname()[1]}"
         flags = {"XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}"}
-        several = {"JAX_COORDINATOR_ADDRESS": address, "JAX_NUM_PROCESSES": str(count)} if count > 1 else {}
+        several = {"JAX_COORDINATOR_ADDRESS": self.address, "JAX_NUM_PROCESSES": str(count)} if count > 1 else {}
         how = {"jax_distributed_initialization_timeout": 100, "process_wait_timeout": 100} | overrides
         places = [{"JAX_PROCESS_ID": str(id)} if count > 1 else {} for id in range(count)]
-        self.processes = [runs.start(folder, environ | flags | several | place, **how) for place in places]
-        self.out = [""] * count
-        self.err = [""] * count
-        self._threads = [
-            threading.Thread(target=self._read, args=(texts, id, pipe), daemon=True)
-            for id, process in enumerate(self.processes)
-            for texts, pipe in ((self.out, process.stdout), (self.err, process.stderr))
-        ]
-        for thread in self._threads:
-            thread.start()
+        self.processes: list[subprocess.Popen[str]] = []
+        self.out: list[str] = []
+        self.err: list[str] = []
+        self._threads: list[threading.Thread] = []
+        for place in places:
+            self.add(runs.start(folder, environ | flags | several | place, **how))
+
+    def add(self, process: subprocess.Popen[str]) -> None:
+        """One more process, whose output is collected."""
+        id = len(self.processes)
+        self.processes.append(process)
+        for texts, pipe in ((self.out, process.stdout), (self.err, process.stderr)):
+            texts.append("")
+            self._threads.append(threading.Thread(target=self._read, args=(texts, id, pipe), daemon=True))
+            self._threads[-1].start()
 
     def _read(self, texts: list[str], id: int, pipe: Any) -> None:
         with pipe:
