@@ -235,6 +235,7 @@ class Mesh(Group):
     context_parallel_load_balance: bool = key(
         True, "give each shard an early and a late part of the row (not for ulysses)"
     )
+    auto_plan: bool = key(False, "choose mesh, microbatches and remat policy by forecast; what is set by hand stays")
     num_layers_per_pipeline_stage: SizeOrMinusOne = key(
         -1, "layers of a stage in a repeat; -1 = as num_pipeline_repeats asks, or one layer pattern"
     )

@@ -22,11 +22,12 @@ import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Bool, Float, Int
 
-from MaxText import capacity, sequence
+from MaxText import sequence
 from MaxText.blueprint import ZEROS, Param, fan_in
 from MaxText.layers import dispatch, local, mlp, ragged, router
 from MaxText.layers.router import Choice, Routing
 from MaxText.layout import Axes, Layout
+from MaxText.planner import capacity
 
 STREAM: Axes = ("activation_batch", "activation_length", "activation_embed")
 CHOICES: Axes = ("activation_batch", "activation_length", None)

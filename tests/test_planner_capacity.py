@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from MaxText.capacity import Limits, Tokens, limits
+from MaxText.planner.capacity import Limits, Tokens, limits
 from tests.helpers import toy_config
 
 EXPERTS = {"num_experts": 8, "num_experts_per_tok": 2}
