@@ -182,6 +182,7 @@ def _run(
     all_sides: dict[str, Any] = {}
     lent: dict[Any, Any] = {}
     schedule = pipeline.make(cfg, layout.size(pipeline.AXIS)) if rows else None
+    schedule = schedule and schedule.fitting(x.shape[0], layout.ways("activation_batch"))
     for segment in segments(cfg):
         stack, last = params["decoder"][segment.name], segment.first + segment.repeats * len(segment.pattern)
         vectors = None if own is None else own[segment.first : last]

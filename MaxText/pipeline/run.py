@@ -195,13 +195,39 @@ def _hand_over(schedule: Schedule, waiting: Array, x: Array, t: Array) -> tuple[
     def local(waiting: Array, x: Array, t: Array) -> tuple[Array, Array]:
         x = jax.lax.ppermute(x, AXIS, ring)
         back = t - (schedule.stages - 1)  # the item that is back at stage 0; before the first none
-        kept = jnp.where(back >= 0, x, _at(waiting, back % pieces, 1))
-        waiting = jax.lax.dynamic_update_index_in_dim(waiting, kept, back % pieces, 1)
-        following = _at(waiting, (t + 1) % pieces, 1)
+        waiting, following = _put_and_get(waiting, x, back >= 0, back % pieces, (t + 1) % pieces)
         return waiting, jnp.where(jax.lax.axis_index(AXIS) == 0, following, x)
 
     specs = (_spec(waiting), _spec(x))
     return jax.shard_map(local, in_specs=(*specs, PartitionSpec()), out_specs=specs)(waiting, x, t)
+
+
+@jax.custom_vjp
+def _put_and_get(waiting: Array, x: Array, real: Array, put: Array, get: Array) -> tuple[Array, Array]:
+    """(the buffer with x in slot `put` if it is real, then its slot `get`). The backward pass touches the two slots
+    alone, where plain differentiation would add buffers of zeros."""
+    waiting = _set(waiting, jnp.where(real, x, _at(waiting, put, 1)), put)
+    return waiting, _at(waiting, get, 1)
+
+
+def _put_and_get_forward(waiting: Array, x: Array, real: Array, put: Array, get: Array) -> Any:
+    return _put_and_get(waiting, x, real, put, get), (real, put, get)
+
+
+def _put_and_get_backward(saved: Any, cotangents: tuple[Array, Array]) -> Any:
+    real, put, get = saved
+    d_waiting, d_got = cotangents
+    d_waiting = _set(d_waiting, _at(d_waiting, get, 1) + d_got, get)
+    d_slot = _at(d_waiting, put, 1)
+    none = jnp.zeros_like(d_slot)
+    return _set(d_waiting, jnp.where(real, none, d_slot), put), jnp.where(real, d_slot, none), None, None, None
+
+
+_put_and_get.defvjp(_put_and_get_forward, _put_and_get_backward)
+
+
+def _set(waiting: Array, x: Array, slot: Array) -> Array:
+    return jax.lax.dynamic_update_index_in_dim(waiting, x, slot, 1)
 
 
 # --- beside the stream

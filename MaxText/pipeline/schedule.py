@@ -11,6 +11,7 @@ item comes back to stage 0 P iterations after it left, so a circular schedule ne
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
@@ -51,6 +52,12 @@ class Schedule:
     def bubble(self) -> float:
         """Part of the iterations in which a stage idles."""
         return (self.stages - 1) / self.iterations
+
+    def fitting(self, rows: int, ways: int) -> Schedule:
+        """The same with one microbatch a stage if its microbatches do not divide `rows`, split `ways` over the devices:
+        rows of an evaluation need not divide as those of training must."""
+        fits = rows % (self.microbatches // self.stages * ways) == 0
+        return self if fits else dataclasses.replace(self, microbatches=self.stages)
 
     def describe(self) -> str:
         """For the start screen."""
