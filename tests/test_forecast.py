@@ -138,8 +138,6 @@ def test_warnings_name_what_may_be_a_mistake():
     across = made(**small, dcn_fsdp_parallelism=2, dcn_data_parallelism=1)
     assert any("dcn_fsdp_parallelism" in warning for warning in across.warnings)
     assert not any("dcn_" in warning for warning in made(**small).warnings)
-    dense = made(**small, ici_expert_parallelism=2)
-    assert any("no experts" in warning for warning in dense.warnings)
     assert any(
         "announced" in warning for warning in made(**free, model_name="llama3.1-8b", hardware="tpu8t-64").warnings
     )
