@@ -189,6 +189,9 @@ class Architecture(Group):
     capacity_factor: float = key(
         -1.0, "above 0: an expert takes that many times its even share of a row; the rest drop"
     )
+    ragged_buffer_factor: float = key(
+        -1.0, "room for that many times a shard's even share of choices; -1 = for all that can come"
+    )
     load_balance_loss_weight: NonNegative = key(0.0, "weight of the loss for equal use of experts")
     load_balance_loss_type: Literal["global", "sequence"] = key("global", "balance over the batch, or in each row")
     router_z_loss_weight: NonNegative = key(0.0, "weight of the square of log Z of the router")
