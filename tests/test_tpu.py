@@ -26,15 +26,17 @@ def small(model, slices, axes):
                       global_batch_size=32, ici_fsdp_parallelism=-1, scan_layers=True, **degrees)
     return architecture.scale_down(cfg)
 
-for model in ("llama3.1-8b", "mixtral-8x7b"):
-    for slices, axes in ((1, {}), (2, {"tensor": 2})):
+MESHES = ((1, {}), (2, {"tensor": 2}))
+for model, meshes in (("llama3.1-8b", MESHES), ("mixtral-8x7b", (*MESHES, (1, {"expert": 2})))):
+    for slices, axes in meshes:
         cfg = small(model, slices, axes)
         there = hardware.named(sys.argv[1], slices)
         plan = planner.make(cfg, decoder.declare(cfg), there)
         text = aot.compile_step(cfg, plan, there.slice).program.as_text()
-        kinds = ("reduce-scatter", "all-gather", "all-reduce", "megascale")
+        kinds = ("reduce-scatter", "all-gather", "all-reduce", "ragged-all-to-all", "megascale")
         counts = {kind: len(re.findall(kind if kind == "megascale" else f"{kind}[^ ]*[(]", text)) for kind in kinds}
-        print(json.dumps({"model": model, "slices": slices, "devices": plan.devices, **counts}), flush=True)
+        made = {"model": model, "slices": slices, "axes": axes, "devices": plan.devices}
+        print(json.dumps(made | counts), flush=True)
 """
 
 
@@ -48,7 +50,8 @@ def test_a_step_compiles_for(chip):
     done = subprocess.run([sys.executable, "-c", COMPILE, chip], cwd=ROOT, capture_output=True, text=True, timeout=900)
     assert done.returncode == 0, done.stderr[-4000:]
     found = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
-    assert len(found) == 4
+    assert len(found) == 5
     for one in found:
         assert one["reduce-scatter"] > 0 and one["all-gather"] > 0, one
         assert (one["megascale"] > 0) == (one["slices"] == 2), one
+        assert (one["ragged-all-to-all"] > 0) == ("expert" in one["axes"]), one
