@@ -61,6 +61,6 @@ def experts(cfg: Any, layout: Layout, rows: int) -> list[str]:
     over = " x ".join(layout.axes("experts"))
     return [
         f"{cfg.num_experts} experts, {cfg.num_experts // shards} on each of {shards} shards over {over}, which splits "
-        f"all other weights as fsdp does; a shard has room for {limits.buffer:,} rows, {limits.buffer / even:.3g} times an "
-        f"even share, {drops}"
+        f"all other weights as fsdp does; a shard has room for {limits.buffer:,} rows, {limits.buffer / even:.3g} "
+        f"times an even share, {drops}"
     ]
