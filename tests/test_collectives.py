@@ -251,6 +251,7 @@ EXPERTS = {"num_experts": 8, "num_experts_per_tok": 2, "base_moe_mlp_dim": 16}
 def test_collectives_of_experts():
     made = toy({"expert": 2, "fsdp": 2}, **EXPERTS)
     found = by_place(made.compiled_step.as_text(), made.mesh)
+    assert {k[1]: v for k, v in found["forward"].items() if k[0] == "all-to-all"} == {"expert": 4}
     assert [found[place].items() ^ EXPERT2_FSDP2[place].items() for place in EXPERT2_FSDP2] == [set(), set()]
 
 
