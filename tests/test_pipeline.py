@@ -304,7 +304,7 @@ def test_what_no_pipeline_can_run_is_refused(overrides, words):
 def test_the_screen_says_stages_repeats_microbatches_and_the_bubble():
     made = toy({"pipeline": 2, "fsdp": 2}, **LAYERS, **TWICE)
     assert made.plan.pipeline is not None
-    words = "2 stages x 2 repeats x 1 layers; 2 microbatches in 5 iterations, bubble 20.0 %"
+    words = "2 stages x 2 repeats x 1 layer; 2 microbatches in 5 iterations, bubble 20.0 %"
     assert made.plan.pipeline.describe() == words
 
 
