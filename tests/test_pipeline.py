@@ -11,6 +11,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from MaxText import decoder, generate, loss, pipeline, planner, step
 from MaxText.architecture import Segment
 from MaxText.blueprint import ONES, Param
+from MaxText.checkpoint import Store
 from MaxText.errors import PlanError
 from MaxText.layout import STAGE_LAYERS
 from tests import toy as world
@@ -233,6 +234,20 @@ def test_bytes_and_places_of_the_parameters(how):
     assert query.shape == (4, 32, 4, 8)  # in the order of layers on any mesh
     assert query.addressable_shards[0].data.shape == ((2, 16, 4, 8) if how == ONCE else (4, 8, 4, 8))
     assert made.params["embedding"].addressable_shards[0].data.shape == (96, 8)
+
+
+def test_a_checkpoint_fits_any_pipeline_and_none(tmp_path):
+    """The parameters are the same noise on every mesh; so what comes back must be what that mesh starts from."""
+    worlds = [({"pipeline": 2, "fsdp": 2}, TWICE), ({"pipeline": 4}, ONCE), ({}, {})]
+    first, *others = (toy(mesh, **LAYERS, **how) for mesh, how in worlds)
+    with Store(tmp_path, asynchronous=False) as store:
+        store.save(1, first.params, {})
+        for made in others:
+            types = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), made.params)
+            found = store.restore(1, types)
+            for leaf, want in zip(jax.tree.leaves(found), jax.tree.leaves(made.params), strict=True):
+                np.testing.assert_array_equal(leaf, want)
+                assert leaf.sharding == want.sharding
 
 
 @pytest.mark.parametrize("how", [ONCE, TWICE], ids=["owned", "exchanged"])
