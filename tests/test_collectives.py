@@ -253,9 +253,7 @@ EXPERTS = {"num_experts": 8, "num_experts_per_tok": 2, "base_moe_mlp_dim": 16}
 def test_collectives_of_experts():
     made = toy({"expert": 2, "fsdp": 2}, **EXPERTS)
     found = by_place(made.compiled_step.as_text(), made.mesh)
-    rest = {kind: list(found["outside"]) for kind in found["outside"] if "all-to-all" in kind[0]}
-    assert ("all-to-all", "expert") in found["forward"], rest
-    assert [found[place].items() ^ EXPERT2_FSDP2[place].items() for place in EXPERT2_FSDP2] == [set(), set()]
+    assert {place: found[place] for place in EXPERT2_FSDP2} == EXPERT2_FSDP2
 
 
 @pytest.mark.parametrize(
