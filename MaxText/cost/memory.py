@@ -111,9 +111,9 @@ def gathered(tree: blueprint.Blueprint, count: int, layout: Layout, cfg: Any) ->
 
 
 def forecast(cfg: Any, plan: Plan, hardware: Hardware) -> Memory:
-    """Bytes by class. At the worst moment the gradients are there, what the layers saved, and the logits or the backward
-    pass of the largest layer: what it gathers, computes again and works with. Chips whose vector units know no bfloat16
-    work in float32 on what was saved, and were seen to hold both at once (docs/planner.md)."""
+    """Bytes by class. At the worst moment the gradients are there, what the layers saved, and the logits or the
+    backward pass of the largest layer: what it gathers, computes again and works with. Chips whose vector units know
+    no bfloat16 work in float32 on what was saved, and were seen to hold both at once (docs/planner.md)."""
     size, layout, platform = sizes(cfg, plan), plan.layout, hardware.platform
     everything = layers(cfg, plan.tree)
     stages = plan.mesh_shape["pipeline"]
