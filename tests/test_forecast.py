@@ -11,7 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from MaxText import cli, config, forecast, hardware
+from benchmarks import memory as bench_memory
+from benchmarks import published
+from MaxText import cli, config, cost, forecast, hardware
+from MaxText.cost import timing
 from MaxText.errors import ConfigError, PlanError
 from MaxText.forecast import truth
 from MaxText.forecast.explain import explain
@@ -169,3 +172,21 @@ def test_the_forecast_is_held_to_account(tmp_path):
     found = json.loads(file.read_text())
     assert found["compiled"] == {"argument_bytes": 1 << 20, "temporary_bytes": 3 << 20}
     assert found["measured"] == {"step_seconds": 2.0, "steps": 3} and found["step_seconds"] == one.seconds.total
+
+
+def test_memory_beside_what_the_tpu_compiler_said(capsys):
+    """The answers are kept in the tree: state is exact, the rest is as far off as docs/planner.md says."""
+    found = bench_memory.report(json.loads(bench_memory.FILE.read_text()))
+    assert found["cells"] >= 8 and found["state_worst"] < 1e-4
+    assert found["median"] < 0.10 and found["p95"] < 0.15
+
+
+def test_published_runs_fit():
+    """All but one, whose float32 state and gradients are more than a chip has."""
+    ratios = {row.id: forecast.of_plan(row.cfg, row.hardware, row.plan) for row in published.rows()}
+    assert [id for id, one in ratios.items() if not one.fits] == ["T07"]
+
+
+def test_published_times_are_met():
+    errors = [abs(timing.seconds(row.ideal, cost.load()).total / row.seconds - 1) for row in published.rows()]
+    assert sorted(errors)[len(errors) // 2] < 0.04 and max(errors) < 0.10

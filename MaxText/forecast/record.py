@@ -12,8 +12,8 @@ from MaxText.cost import communication, memory, sizes, timing
 from MaxText.forecast import notes
 from MaxText.hardware import Hardware
 
-# Of the memory model, against the TPU compiler (docs/planner.md): nothing is refused within it.
-MEMORY_ERROR = 0.12
+# Of the memory model, against the TPU compiler, 95 of 100 times (docs/planner.md): nothing is refused within it.
+MEMORY_ERROR = 0.15
 STORAGE_BANDWIDTH = 1e9  # bytes/s that a host writes to its file system; assumed
 
 
