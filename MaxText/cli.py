@@ -11,7 +11,8 @@ from MaxText.errors import ConfigError, MaxTextError, StorageError
 
 USAGE = """usage: python -m MaxText VERB ...
   config CONFIG [key=value ...]   print every value and where it comes from
-  plan CONFIG [key=value ...]     what a run needs and how fast it will be; json=FILE, explain=ARRAY
+  plan CONFIG [key=value ...]     what a run needs and how fast it will be; json=FILE, explain=ARRAY, compile=true
+  doctor CONFIG [key=value ...]   problems of a recipe on a hardware, with their fixes; --apply writes them
   base                            print a CONFIG file with every key and its default (configs/base.yml)
   keys                            print the reference of all keys (docs/keys.md)
   launch processes=N -- train.py CONFIG ...  one run in N processes on this machine
@@ -61,9 +62,15 @@ def _checkpoint(arguments: Sequence[str]) -> str:
 
 
 def _plan(arguments: Sequence[str]) -> str:
-    from MaxText.forecast import verb
+    from MaxText import plan_verb
 
-    return verb.plan(arguments)
+    return plan_verb.plan(arguments)
+
+
+def _doctor(arguments: Sequence[str]) -> str:
+    from MaxText import doctor
+
+    return doctor.doctor(arguments)
 
 
 def _data(name: str) -> Callable[[Sequence[str]], str]:
@@ -90,6 +97,7 @@ VERBS: dict[str, Callable[[Sequence[str]], str]] = {
     "keys": _alone("keys", config.keys_md),
     "goodput": _goodput,
     "plan": _plan,
+    "doctor": _doctor,
     "checkpoint": _checkpoint,
     "import": _convert("import_"),
     "export": _convert("export"),
@@ -118,6 +126,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except OSError as error:
         print(f"{error.filename or 'a file'}: {error.strerror or error}", file=sys.stderr)
         return StorageError.exit_code
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
     try:
         print(text.rstrip("\n"), flush=True)
     except BrokenPipeError:  # the reader, such as `head`, has seen enough

@@ -18,3 +18,8 @@ def explicit_mesh(devices: np.ndarray, axis_names: Sequence[str]) -> Mesh:
     """A mesh whose every axis is Explicit. `Mesh(...)` alone gives Auto axes while `jax.make_mesh` gives Explicit
     ones."""
     return Mesh(devices, tuple(axis_names), axis_types=(AxisType.Explicit,) * len(axis_names))
+
+
+def varying_axes(x: jax.Array) -> frozenset[str]:
+    """Inside `jax.shard_map`: the mesh axes over whose devices `x` may differ."""
+    return jax.typeof(x).mat.varying

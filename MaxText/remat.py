@@ -21,6 +21,7 @@ FEED_FORWARD = ("mlpwi_0", "mlpwi_1", "mlpwo", *EXPERTS)
 LAYER_INPUT = "decoder_layer_input"
 CONTEXT = "attention_out"  # before its projection; the key's name is MaxText's, `context`
 NAMES = (LAYER_INPUT, *PROJECTIONS, CONTEXT, "out_proj", *FEED_FORWARD)
+KEYS = tuple("context" if name == CONTEXT else name for name in NAMES)
 
 # What each policy keeps on the device, and in the host's memory. The input of a layer is always kept somewhere.
 _POLICIES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {

@@ -59,6 +59,15 @@ def arrange(order: Order, batch: Mapping[str, np.ndarray]) -> dict[str, np.ndarr
     return {name: x[..., permutation(order, x.shape[-1])] for name, x in batch.items()}
 
 
+def read(order: Order, x: Array, axis: int = 1) -> Array:
+    """Whole rows along `axis`, from the order of the slots to reading order."""
+    if order.pieces == 1:
+        return x
+    chunks = jnp.split(x, order.chunks, axis=axis)
+    numbers = [order.number(shard, piece) for shard in range(order.shards) for piece in range(order.pieces)]
+    return jnp.concatenate([chunks[i] for i in np.argsort(numbers)], axis=axis)
+
+
 def index(cfg: Any, layout: Layout, like_BS: Int[Array, "B S"]) -> Int[Array, "B S"]:
     """The place in its row of every token, laid out as `like`."""
     row = jnp.asarray(permutation(order(cfg, layout), like_BS.shape[1]))

@@ -148,6 +148,7 @@ def prepare(cfg: Any, group: Group | None = None) -> Session:
     """
     found = hardware.of(cfg)
     cfg, dtype_reason = hardware.resolve(cfg, found)
+    cfg = forecast.chosen(cfg, found)
     tree = decoder.declare(cfg)
     plan = planner.make(cfg, tree, found)
     forecast.require_room(forecast.of_plan(cfg, found, plan))

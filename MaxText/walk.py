@@ -18,7 +18,6 @@ from MaxText.convert import start
 from MaxText.convert.source import Source
 from MaxText.convert.source import find as find_source
 from MaxText.errors import ConfigError, MaxTextError, NonFiniteError, PlanError, Preempted, StorageError
-from MaxText.forecast import verb
 from MaxText.generate import generate
 from MaxText.loop import Loop
 from MaxText.processes import Alone, Group
@@ -45,13 +44,13 @@ def walk(cfg: Any, group: Group | None = None) -> None:
     step, after everything is written."""
     group = group or Alone()
     if cfg.plan_only and catalogue.is_slice(cfg.hardware):
-        _print(group, verb.fitting(verb.of_config(cfg)))
+        _print(group, forecast.fitting(forecast.of_config(cfg)))
         return
     with runtime.Signals() as signals:
         made = session.prepare(cfg, group)
         cfg = made.cfg
         if cfg.plan_only:
-            _print(group, verb.fitting(forecast.of_plan(cfg, made.hardware, made.plan)))
+            _print(group, forecast.fitting(forecast.of_plan(cfg, made.hardware, made.plan)))
             return
         store = Store(
             cfg.run_folder / "checkpoints",

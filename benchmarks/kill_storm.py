@@ -81,7 +81,8 @@ class Storm:
         """One start, one end, and what must hold after it."""
         places = [*faults.POINTS, "a random moment"]
         place = places[number % len(places)]
-        fault = "" if place == "a random moment" else f"{place}:{self.chance.choice((1, 1, 2, 5))}"
+        once = place.startswith(("restore.", "finish."))
+        fault = "" if place == "a random moment" else f"{place}:{1 if once else self.chance.choice((1, 1, 2, 5))}"
         process = self.start(self.folder, fault)
         limit = self.chance.uniform(1.0, 6.0) if not fault else 300.0
         try:
@@ -99,7 +100,7 @@ class Storm:
         if process.returncode == 0:
             shutil.rmtree(self.run)
             self.durable = self.damaged = None
-        elif self.chance.random() < 0.3:
+        elif self.chance.random() < 0.5:
             self.damage()
 
     def judge_start(self, number: int, said: str) -> None:

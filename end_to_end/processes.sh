@@ -12,8 +12,8 @@ toy=(configs/base.yml "base_output_directory=$out" run_name=several base_emb_dim
   checkpoint_period=5 num_slices=2)
 run=$out/several
 
-launch() { # ARGUMENT...: the run in two processes, which stand for two slices
-  "$python" -m MaxText launch processes=2 devices_per_process=2 -- train.py "${toy[@]}" "$@"
+launch() { # ARGUMENT... &: the run in two processes, which stand for two slices
+  exec "$python" -m MaxText launch processes=2 devices_per_process=2 -- train.py "${toy[@]}" "$@"
 }
 fail() {
   printf 'FAILED: %s\n' "$*"

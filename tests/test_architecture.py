@@ -19,8 +19,8 @@ PACKAGE = ROOT / "MaxText"
 ORDER = """
     errors faults processes compat config catalogue hardware layout sequence blueprint architecture pipeline flops
     planner remat cost layers decoder balance loss tokenizer data share evaluate optimizer state step runtime
-    forecast aot checkpoint metrics goodput report records session screen resume loop generate convert walk train
-    launch cli __main__
+    forecast aot plan_verb doctor checkpoint metrics goodput report records session screen resume loop generate convert
+    walk train launch cli __main__
 """
 ROOMS = ORDER.split()
 

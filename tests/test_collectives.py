@@ -106,6 +106,8 @@ def count(lines: Iterator[str], mesh: Mesh) -> Counts:
 def by_place(program: str, mesh: Mesh) -> dict[str, Counts]:
     everything = computations(program)
     loops = [re.search(r"body=%?([\w.\-]+)", line)[1] for line in everything["ENTRY"] if " while(" in line]
+    # XLA may write small loops of its own, such as one over the chunks of an array: they talk to nobody.
+    loops = [loop for loop in loops if count(reached(everything, loop, True), mesh)] or loops
     assert len(loops) == 2, "a step has a loop forward and a loop backward over the layers"
     return {
         "forward": count(reached(everything, loops[0], True), mesh),
@@ -188,6 +190,40 @@ def test_collectives_of_split_rows(strategy, expected):
     assert by_place(made.compiled_step.as_text(), made.mesh) == expected
 
 
+# Two stages. The loops are those over iterations: in each the stream goes on to the next stage, forward and backward,
+# and weights are gathered within the stage. Outside, over the stages: the stream is gathered on its way in, scattered
+# on its way out, and backward the other way round; positions and documents are gathered. Embedding and head are split
+# over stages and fsdp together. Stages that own their layers move no weight ...
+STAGES_OWN = {
+    "forward": {("all-gather", "fsdp"): 7, ("collective-permute", "pipeline"): 1},
+    "backward": {("all-gather", "fsdp"): 7, ("collective-permute", "pipeline"): 1, ("all-reduce", "fsdp"): 7 + 2},
+    "outside": {
+        ("all-gather", "pipeline"): 1 + 2 + 1,
+        ("reduce-scatter", "pipeline"): 1 + 1,
+        ("all-gather", "pipeline+fsdp"): 2,
+        ("all-reduce", "pipeline+fsdp"): 2,
+        ("reduce-scatter", "pipeline+fsdp"): 1,
+    },
+}
+# ... and in a circular schedule each of the 7 kernels is exchanged, and its gradient back (XLA on CPU: an array for
+# each stage); the 2 norms are whole on every stage, and their gradients summed.
+EXCHANGED_AT_THE_DOOR = {
+    **STAGES_OWN,
+    "outside": {
+        **STAGES_OWN["outside"],
+        ("all-to-all", "pipeline"): (7 + 7) * 2,
+        ("all-reduce", "pipeline"): 2,
+    },
+}
+
+
+@pytest.mark.parametrize(("repeats", "expected"), [(1, STAGES_OWN), (2, EXCHANGED_AT_THE_DOOR)], ids=["once", "twice"])
+def test_collectives_of_a_pipeline(repeats, expected):
+    how = {"base_num_decoder_layers": 4, "remat_policy": "full", "num_pipeline_repeats": repeats}
+    made = toy({"pipeline": 2, "fsdp": 2}, **how)
+    assert by_place(made.compiled_step.as_text(), made.mesh) == expected
+
+
 @pytest.mark.parametrize(
     ("mesh", "expected"),
     [
@@ -217,6 +253,7 @@ from tests.helpers import toy
 print("the step:", flush=True)
 toy({"data": 2, "fsdp": 2, "tensor": 2}).compiled_step
 toy({"fsdp": 2, "context": 2, "tensor": 2}, context_parallel_strategy="ring").compiled_step
+toy({"pipeline": 2, "fsdp": 2}, base_num_decoder_layers=4).compiled_step
 print("a bad program:", flush=True)
 with jax.set_mesh(jax.make_mesh((2, 2, 2), ("a", "b", "c"), axis_types=(jax.sharding.AxisType.Auto,) * 3)):
     bad = lambda x: constrain(constrain(x * 2, P(None, "a", None)) + 1, P("b", None, "c"))

@@ -6,6 +6,7 @@ from __future__ import annotations
 import functools
 
 import jax
+import numpy as np
 import pytest
 import toy
 
@@ -68,8 +69,12 @@ def test_a_ring_has_the_gradients_of_one_device(mesh):
 def test_every_model_has_the_gradients_of_one_device(model_name, strategy):
     wanted, one = gradients(model_name)
     found, split = gradients(model_name, (("fsdp", 2), ("context", 2)), context_parallel_strategy=strategy)
+    other, _ = gradients(model_name, (("fsdp", 2),))
     alive = {path: x for path, x in wanted.items() if x.any()}  # an expert that nobody chose learns nothing
-    assert_close({path: found[path] for path in alive}, alive)
+    # Parameters drawn hot magnify rounding, and more in some models than in others: how much, another mesh shows.
+    rounding = max(np.linalg.norm(other[path] - x) / np.linalg.norm(x) for path, x in alive.items())
+    assert rounding < 5e-5
+    assert_close({path: found[path] for path in alive}, alive, max(1e-5, 4 * rounding))
     assert split == pytest.approx(one, rel=1e-5)
 
 

@@ -127,7 +127,8 @@ def computed(model_name: str, **changes) -> np.ndarray:
 @pytest.mark.parametrize("model_name", [every(name) for name in FAMILIES])
 def test_logits_equal_the_plain_decoder(model_name):
     want, got = expected(model_name), computed(model_name)
-    assert np.abs(got - want).max() < TOLERANCE * np.abs(want).max()
+    real = slice(sum(toy.DOCUMENTS))  # nothing reads what the model makes of padding, which passes no expert
+    assert np.abs(got - want)[real].max() < TOLERANCE * np.abs(want).max()
 
 
 @pytest.mark.parametrize(("model_name", "change"), [every(*feature) for feature in FEATURES])

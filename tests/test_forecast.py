@@ -13,7 +13,6 @@ import pytest
 
 from MaxText import cli, config, forecast, hardware
 from MaxText.errors import ConfigError, PlanError
-from MaxText.forecast import verb
 from MaxText.forecast.explain import explain
 from tests.helpers import cpu, toy_config
 
@@ -38,7 +37,7 @@ DEEPSEEK = {
 
 
 def made(**keys) -> forecast.Forecast:
-    return verb.of_config(config.make(**(DEEPSEEK | keys)))
+    return forecast.of_config(config.make(**(DEEPSEEK | keys)))
 
 
 @pytest.fixture(scope="module")

@@ -73,9 +73,9 @@ def test_the_seed_decides_the_draw_and_nothing_else():
     assert all(text.startswith(PROMPT) for text in (*first, *other))
 
 
-@pytest.mark.parametrize("mesh", ["fsdp8", "data2-fsdp2-tensor2"])
+@pytest.mark.parametrize("mesh", [MESHES["fsdp8"], MESHES["data2-fsdp2-tensor2"], {"context": 4, "fsdp": 2}], ids=str)
 def test_every_mesh_writes_the_same(mesh):
-    assert write(toy(MESHES[mesh], **BYTES))[0] == write(toy(**BYTES))[0]
+    assert write(toy(mesh, **BYTES))[0] == write(toy(**BYTES))[0]
 
 
 def test_an_empty_prompt_begins_with_the_document():

@@ -12,6 +12,7 @@ from types import SimpleNamespace
 import pytest
 
 from MaxText import runtime
+from MaxText.errors import PlanError
 
 ROOT = Path(__file__).parents[1]
 
@@ -52,6 +53,27 @@ def test_one_cpu_device_needs_no_flags():
 )
 def test_virtual_devices(keys, devices):
     assert settings(**keys)["XLA_FLAGS"] == f"--xla_force_host_platform_device_count={devices}"
+
+
+@pytest.mark.parametrize(
+    ("keys", "environ", "each"),
+    [
+        ({"num_cpu_devices": 8}, {}, 4),
+        ({"ici_fsdp_parallelism": 4, "dcn_data_parallelism": 2}, {}, 4),
+        ({"ici_fsdp_parallelism": 2, "num_slices": 2}, {}, 2),  # dcn_data_parallelism=-1 fills the slices
+        ({}, {"XLA_FLAGS": "--xla_force_host_platform_device_count=3"}, 3),
+    ],
+)
+def test_devices_are_dealt_to_processes(keys, environ, each):
+    found = runtime.environment(make(**keys), environ, accelerator=None, processes=2)
+    assert found["XLA_FLAGS"] == f"--xla_force_host_platform_device_count={each}"
+
+
+def test_devices_that_cannot_be_dealt_equally():
+    with pytest.raises(PlanError) as caught:
+        runtime.environment(make(num_cpu_devices=5), {}, accelerator=None, processes=2)
+    assert caught.value.id == "plan.devices-per-process" and "5" in str(caught.value)
+    assert "XLA_FLAGS" not in runtime.environment(make(), {}, accelerator=None, processes=4)
 
 
 @pytest.mark.parametrize(("devices", "threads"), [(2, 32), (8, 32), (16, 64)])

@@ -29,6 +29,12 @@ def test_zigzag_gives_every_shard_the_same_part_of_the_triangle(shards):
     assert len({int((part + 1).sum()) for part in places.reshape(shards, -1)}) == 1
 
 
+def test_rows_can_be_read_again():
+    order = sequence.Order(("context",), 3, 2)
+    row = np.arange(2 * ROW).reshape(2, ROW)
+    np.testing.assert_array_equal(sequence.read(order, sequence.arrange(order, {"x": row})["x"]), row)
+
+
 def test_plain_order_is_the_reading_order():
     assert list(sequence.permutation(sequence.Order(("context",), 4, 1), ROW)) == list(range(ROW))
 

@@ -57,8 +57,8 @@ CUTS = {
     "chunks4": (ONE, {"num_vocab_tiling": 4}),
     "optimizer-over-data": ({"data": 2, "fsdp": 2}, {"shard_optimizer_over_data": True}),
     "user-rules": (
-        {"fsdp": 2, "expert": 2, "tensor": 2},
-        {"logical_axis_rules": ["embed=fsdp", "mlp_embed=", "mlp=tensor+expert+fsdp"]},
+        {"fsdp": 2, "fsdp_transpose": 2, "tensor": 2},
+        {"logical_axis_rules": ["embed=fsdp", "mlp_embed=", "mlp=tensor+fsdp_transpose+fsdp"]},
     ),
     "user-rules-over-data": (
         {"data": 2, "fsdp": 2, "tensor": 2},

@@ -47,6 +47,11 @@ class Compiled:
     shared: int
 
     @property
+    def text(self) -> str:
+        """The program as the compiler wrote it."""
+        return self.program.as_text() or ""
+
+    @property
     def total(self) -> int:
         """Arguments (whose memory the new state takes), temporaries, and results that are no argument's."""
         return self.arguments + self.temporary + self.results - self.shared

@@ -186,3 +186,10 @@ def bias_moves_where_it_is(
 def capacity_is_off_or_positive(capacity_factor: float) -> str | None:
     """capacity_factor is -1 or above 0."""
     return "must be above 0, or -1 for no limit" if capacity_factor <= 0 and capacity_factor != -1 else None
+
+
+@rule("config.buffer")
+def buffer_is_whole_or_positive(ragged_buffer_factor: float) -> str | None:
+    """ragged_buffer_factor is -1 or above 0."""
+    unset = ragged_buffer_factor <= 0 and ragged_buffer_factor != -1
+    return "must be above 0, or -1 for a buffer that holds all that can come" if unset else None

@@ -72,7 +72,7 @@ _BY_SENTENCE: dict[str, str] = {
         context_parallel_reorder_strategy context_parallel_size""",
     # experts
     "experts are multiplied group by group without dropping, unless capacity_factor is above 0": """
-        sparse_matmul megablox ragged_buffer_factor use_tokamax_gmm use_gmm_v2 num_moe_token_chunks
+        sparse_matmul megablox use_tokamax_gmm use_gmm_v2 num_moe_token_chunks
         num_moe_emb_chunks""",
     "use dataset_type=synthetic for a run that measures speed": "use_random_routing",
     "how experts are sharded follows from the ici degrees": """

@@ -189,6 +189,9 @@ class Architecture(Group):
     capacity_factor: float = key(
         -1.0, "above 0: an expert takes that many times its even share of a row; the rest drop"
     )
+    ragged_buffer_factor: float = key(
+        -1.0, "room for that many times a shard's even share of choices; -1 = for all that can come"
+    )
     load_balance_loss_weight: NonNegative = key(0.0, "weight of the loss for equal use of experts")
     load_balance_loss_type: Literal["global", "sequence"] = key("global", "balance over the batch, or in each row")
     router_z_loss_weight: NonNegative = key(0.0, "weight of the square of log Z of the router")
@@ -232,6 +235,7 @@ class Mesh(Group):
     context_parallel_load_balance: bool = key(
         True, "give each shard an early and a late part of the row (not for ulysses)"
     )
+    auto_plan: bool = key(False, "choose mesh, microbatches and remat policy by forecast; what is set by hand stays")
     num_layers_per_pipeline_stage: SizeOrMinusOne = key(
         -1, "layers of a stage in a repeat; -1 = as num_pipeline_repeats asks, or one layer pattern"
     )

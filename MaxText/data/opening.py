@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections import Counter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -204,11 +202,6 @@ def mixture_fingerprint(cfg: Config, names: list[str], weights: list[float]) -> 
         return {}
     shares = [f"{name.rpartition('/')[2]} {weight:g}" for name, weight in zip(names, weights, strict=True)]
     return {"mixture": [MIXTURE_VERSION, *shares], "mixture_schedule": list(cfg.mixture_schedule)}
-
-
-def digest(fingerprint: dict[str, Any]) -> str:
-    """16 hex digits that stand for a fingerprint."""
-    return hashlib.sha256(json.dumps(fingerprint, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def _together(found: list[Source]) -> Source:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import sys
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
@@ -142,4 +143,6 @@ def _keep(made: Plan, where: Path) -> None:
         np.savez(temporary, **made._asdict())
         os.replace(temporary, where)
     except OSError as error:
-        print(f"warning: the packing plan is not kept for the next start ({error}). See data_cache_dir.")
+        print(
+            f"warning: the packing plan is not kept for the next start: {error}. See data_cache_dir.", file=sys.stderr
+        )

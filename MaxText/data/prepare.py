@@ -6,10 +6,13 @@ rows planned. 3. The manifest is written last. Started again with the same recip
 
 from __future__ import annotations
 
+import contextlib
 import json
 import multiprocessing
 import os
 import shutil
+import signal
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
@@ -26,7 +29,7 @@ from MaxText.data.dataset import Split
 from MaxText.data.progress import Progress
 from MaxText.data.recipe import Source
 from MaxText.data.units import Fault, Unit
-from MaxText.errors import ConfigError, DataError, StorageError
+from MaxText.errors import ConfigError, DataError, Preempted, StorageError
 from MaxText.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -39,7 +42,7 @@ def prepare(cfg: Config, tokenizer: Tokenizer, out: Path, workers: int = 0) -> s
     """Write the rows of every split of `cfg` to the folder `out`, by `workers` processes (0 = one for each core).
 
     Returns what was made, for people. Raises DataError for the data, ConfigError where `out` holds other rows,
-    StorageError where it cannot be written.
+    StorageError where it cannot be written, Preempted where it was interrupted.
     """
     if cfg.dataset_type in ("prepared", "synthetic") or cfg.hf_streaming:
         raise ConfigError(f"dataset_type={cfg.dataset_type} is not to be prepared. Name its sources.", id="cli.usage")
@@ -49,6 +52,10 @@ def prepare(cfg: Config, tokenizer: Tokenizer, out: Path, workers: int = 0) -> s
     facts = _facts(cfg, tokenizer, sources)
     try:
         return _prepare(cfg, tokenizer, out, workers, sources, facts)
+    except KeyboardInterrupt as error:
+        raise Preempted(
+            "interrupted. What was done so far is kept; the same command goes on.", id="data.interrupted"
+        ) from error
     except OSError as error:
         raise StorageError(
             f"{error.filename or out} cannot be written: {error.strerror or error}. What was done so far is kept; "
@@ -160,7 +167,8 @@ def _results(
                       words.refuse)  # fmt: skip
     pool = ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn"), initializer=started)
     try:
-        waiting = {pool.submit(_make, unit, parts / name): unit for unit, name in left}
+        with _uninterrupted():  # what is started here ignores Ctrl-C: the parent alone answers it
+            waiting = {pool.submit(_make, unit, parts / name): unit for unit, name in left}
         for done in as_completed(waiting):
             yield waiting[done], done.result()
     except BrokenProcessPool as error:
@@ -173,12 +181,33 @@ def _results(
         pool.shutdown(cancel_futures=True)
 
 
+@contextlib.contextmanager
+def _uninterrupted() -> Iterator[None]:
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
 def _start(kind: str, path: str, vocabulary: int, add_bos: bool, add_eos: bool, refuse: bool) -> None:
     """What a worker needs, made once."""
     global _words
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     from MaxText.tokenizer import open_tokenizer
 
     _words = Words(open_tokenizer(kind, path), vocabulary, add_bos, add_eos, refuse)
+
+
+def _end_with_parent() -> None:
+    """A worker whose parent was killed would wait for work for ever."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
 
 
 def _make(unit: Unit, where: Path, words: Words | None = None) -> tuple[str, str] | None:

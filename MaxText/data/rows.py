@@ -15,6 +15,7 @@ Packing never copies: a row is computed from the document starts when it is aske
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cached_property
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -196,46 +197,52 @@ class PlannedRows(_Masking):
     ):
         self.stream, self.plan, self.length, self.masked = stream, plan, length, masked
         self.count = len(plan.first) - 1
-        self._token = starts[plan.document] + plan.document + plan.offset  # first token of each piece, [pieces]
-        self._ends = np.concatenate([[0], np.cumsum(plan.pairs)])
+        self._starts = starts
         self._column = np.arange(length)
 
-    @property
+    @cached_property
     def total(self) -> int:
         untrained = self.plan.pairs[np.isin(self.plan.document, self.masked)].sum() if len(self.masked) else 0
-        return int(self._ends[-1] - untrained)
+        return int(self.plan.pairs.sum() - untrained)
 
     def take(self, index: np.ndarray) -> Batch:
-        row, piece, column = self._layout(np.maximum(index, 0))
-        real = self._column < self._spans(index)[:, None]
+        row, piece, column, size = self._layout(np.maximum(index, 0))
+        real = self._column < self._filled(index, row, size)[:, None]
+        document = self.plan.document[piece]
         shape = (len(index), self.length)
         begins = np.zeros(shape, np.int64)
         begins[row, column] = 1
         which = np.cumsum(begins, axis=1) - 1  # nth piece of its row, [B, S]
         flat = np.concatenate([[0], np.cumsum(np.bincount(row, minlength=len(index)))])[:-1, None] + which
         chunk = column[flat]
-        token = np.where(real, self._token[piece][flat] + self._column - chunk, 0)
-        return self._batch(token, real, which, chunk, lambda: self.plan.document[piece][flat])
+        # Each document before this one has one token more than it has pairs.
+        first = self._starts[document] + document + self.plan.offset[piece]
+        token = np.where(real, first[flat] + self._column - chunk, 0)
+        return self._batch(token, real, which, chunk, lambda: document[flat])
 
     def pieces(self, row: int) -> list[Piece]:
-        _, piece, column = self._layout(np.array([row]))
-        plan = self.plan
-        return [
-            Piece(int(plan.document[p]), int(plan.offset[p]), int(plan.pairs[p]), int(c))
-            for p, c in zip(piece, column, strict=True)
-        ]
+        _, piece, column, size = self._layout(np.array([row]))
+        values = (self.plan.document[piece], self.plan.offset[piece], size, column)
+        return [Piece(*map(int, one)) for one in zip(*values, strict=True)]
 
-    def _layout(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """For each piece of `rows`, in order: which of the rows, which piece of the plan, its first column."""
+    def _layout(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+        """For each piece of `rows`, in order: which of them, which piece of the plan, its first column, its pairs."""
         first = self.plan.first[rows]
         count = self.plan.first[rows + 1] - first
         row = np.repeat(np.arange(len(rows)), count)
-        piece = np.arange(len(row)) + np.repeat(first - (np.cumsum(count) - count), count)
-        return row, piece, self._ends[piece] - self._ends[first][row]
+        opens = np.cumsum(count) - count  # the first piece of each row
+        piece = np.arange(len(row)) + (first - opens)[row]
+        size = self.plan.pairs[piece]
+        before = np.cumsum(size) - size
+        return row, piece, before - before[opens][row], size
+
+    def _filled(self, index: np.ndarray, row: np.ndarray, size: np.ndarray) -> np.ndarray:
+        pairs = np.bincount(row, size, minlength=len(index)).astype(np.int64)
+        return np.where(index < 0, 0, pairs)
 
     def _spans(self, index: np.ndarray) -> np.ndarray:
-        row = np.maximum(index, 0)
-        return np.where(index < 0, 0, self._ends[self.plan.first[row + 1]] - self._ends[self.plan.first[row]])
+        row, _, _, size = self._layout(np.maximum(index, 0))
+        return self._filled(index, row, size)
 
 
 class SyntheticRows:

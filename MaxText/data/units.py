@@ -142,6 +142,12 @@ def missing_column(unit: Unit, there: str) -> DataError:
     )
 
 
+def local_only(unit: Unit, why: str) -> DataError:
+    return DataError(
+        f"{unit.name} is not a local path, and {why}. Copy the file, or mount its folder.", id="data.local"
+    )
+
+
 def damaged(unit: Unit, why: object) -> DataError:
     return DataError(
         f"{unit.name} is damaged or cut short: {str(why).strip().splitlines()[0]}. Make or copy it again.",

@@ -1,7 +1,23 @@
 """What a run will need and how fast it will be, said before anything is spent."""
 
 from MaxText.forecast.record import Forecast, as_dict, make, of_plan
-from MaxText.forecast.refusal import require_room
+from MaxText.forecast.refusal import fitting, refusal, require_room
+from MaxText.forecast.search import choose, chosen, hardware_of, of_config
 from MaxText.forecast.text import text
+from MaxText.planner import MESH_AXES
 
-__all__ = ["Forecast", "as_dict", "make", "of_plan", "require_room", "text"]
+__all__ = [
+    "MESH_AXES",
+    "Forecast",
+    "as_dict",
+    "choose",
+    "chosen",
+    "fitting",
+    "hardware_of",
+    "make",
+    "of_config",
+    "of_plan",
+    "refusal",
+    "require_room",
+    "text",
+]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from MaxText.errors import PlanError
 from MaxText.forecast import record
 from MaxText.forecast.record import Forecast
-from MaxText.forecast.text import size
+from MaxText.forecast.text import size, text
 
 
 def require_room(one: Forecast) -> None:
@@ -20,6 +20,13 @@ def require_room(one: Forecast) -> None:
     certain = needs.parameters + needs.optimizer + needs.gradients
     if certain > capacity or (one.hardware.platform != "cpu" and not one.fits):
         raise refusal(one)
+
+
+def fitting(found: Forecast) -> str:
+    """The table of a forecast; where it does not fit a PlanError with the table and advice."""
+    if not found.fits:
+        raise refusal(found, text(found))
+    return text(found)
 
 
 def refusal(one: Forecast, before: str = "") -> PlanError:

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float
 
+from MaxText import sequence
 from MaxText.architecture import LayerSpec
 from MaxText.blueprint import Param, fan_in
 from MaxText.layers import attend, dot_product, indexer, masks, norm, rope
@@ -91,9 +92,11 @@ def _attend(
         kernel = layout.gather(params["kv_b"].astype(x_BSD.dtype), UP)
         made_of = attend.Keys(seen[:2], NARROW, functools.partial(_made, spec), kernel, UP)
         return attend.split(cfg, layout, spec.reach, q, made_of, None, context.places, context.all_places), None
-    if attend.is_split(layout):  # the choice needs the scores of all keys: latents are gathered, keys made of all
-        seen = LatentCache(*(layout.constrain(x, *ALL_NARROW) for x in seen if x is not None))
-        mask = masks.visible(spec.reach, context.places, context.all_places)
+    if attend.is_split(layout):
+        # The choice needs the scores of all keys, in reading order, since of equal ones the earlier is chosen.
+        read = functools.partial(sequence.read, sequence.order(cfg, layout))
+        seen = LatentCache(*(read(layout.constrain(x, *ALL_NARROW)) for x in seen if x is not None))
+        mask = masks.visible(spec.reach, context.places, masks.Places(*map(read, context.all_places)))
     else:
         mask = context.masks_BST[spec.reach]
     k, v = _expand(layout, spec, params, seen)

@@ -1,37 +1,60 @@
 """Mixture of experts: each token passes the k experts that the router chose, and the shared ones if there are any.
 
-Two ways to bring tokens to experts, both exact against a loop over experts: *dropless* sorts the choices by expert and
-multiplies group by group (MegaBlocks, arXiv:2211.15841); with a *capacity* every expert takes a fixed number of choices
-of each row, first come first served, and the rest is dropped (GShard, arXiv:2006.16668). Capacity counts per row, so
-that neither the mesh nor accumulation changes what is dropped.
+Choices are sorted by expert and multiplied group by group (MegaBlocks, arXiv:2211.15841), so no work is done for what
+is not there. With a *capacity* every expert takes a fixed number of choices of each row, first come first served, and
+the rest is dropped (GShard, arXiv:2006.16668). Capacity counts per row and in the row's order, so that neither the mesh
+nor accumulation changes what is dropped.
 
-More letters: M = choices of the local tokens, C = capacity, k = experts per token."""
+How experts are split: each shard stores E/P of them, and their other dims over further axes. A shard's weights are
+gathered over those where they are used, forward and backward, and their gradient is scattered back in the stored dtype;
+no device ever holds another shard's experts. Tokens travel instead (`dispatch`): to the shard of their expert and back.
+Where all shards have the same tokens, as in generation, nothing travels: each adds what its experts make.
+
+More letters: M = choices of the local tokens, R = rows that a shard works on, k = experts per token."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
-from typing import Any
+import functools
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Bool, Float, Int
 
 from MaxText import sequence
 from MaxText.blueprint import ZEROS, Param, fan_in
-from MaxText.layers import kernels, mlp, router
+from MaxText.layers import dispatch, local, mlp, ragged, router
 from MaxText.layers.router import Choice, Routing
 from MaxText.layout import Axes, Layout
+from MaxText.planner import capacity
 
 STREAM: Axes = ("activation_batch", "activation_length", "activation_embed")
 CHOICES: Axes = ("activation_batch", "activation_length", None)
 TOKENS: Axes = ("activation_batch", "activation_length")
-WI: Axes = ("experts", "embed", "moe_mlp")
-WO: Axes = ("experts", "moe_mlp", "embed")
+WI: Axes = ("experts", "moe_embed", "moe_mlp")
+WO: Axes = ("experts", "moe_mlp", "moe_embed")
 WI_BIAS: Axes = ("experts", "moe_mlp")
 WO_BIAS: Axes = ("experts", None)
 SAVED = ("moe_mlpwi_0", "moe_mlpwi_1", "moe_mlpwo")
+
+
+class Split(NamedTuple):
+    """Mesh axes by what they split: tokens (rows, and their parts), experts, and an expert's weights along their width
+    and along the embedding. `shared`: all shards of experts have the same tokens."""
+
+    rows: tuple[str, ...]
+    length: tuple[str, ...]
+    experts: tuple[str, ...]
+    width: tuple[str, ...]
+    embed: tuple[str, ...]
+    shards: int
+    shared: bool
+
+    @property
+    def partial(self) -> tuple[str, ...]:
+        """The axes over which each device makes only a part of the output of its tokens."""
+        return (*self.width, *(self.experts if self.shared else ()))
 
 
 def declare(cfg: Any, shared: bool) -> dict[str, Any]:
@@ -59,7 +82,7 @@ def moe(
     token_BS: Bool[Array, "B S"] | None,
 ) -> tuple[Float[Array, "B S D"], Routing]:
     """(the experts' weighted sum and the shared experts of x, routing statistics). The router reads `router_x`; where
-    token_BS is false (padding) a token counts for nothing and takes no capacity; None: all tokens count and none is
+    token_BS is false (padding) a token passes no expert and counts for nothing; None: all tokens count and none is
     dropped, as in generation."""
     logits_BSE = router.logits(cfg, layout, params["router"], router_x_BSD)
     choice = router.choose(cfg, layout, params["router"], logits_BSE)
@@ -72,41 +95,30 @@ def moe(
 def _experts(
     cfg: Any, layout: Layout, params: dict[str, Any], x_BSD: Array, choice: Choice, token_BS: Array | None
 ) -> tuple[Array, Array]:
-    """(weighted outputs [B, S, D], number of dropped choices). Every device brings its own tokens to all experts; their
-    weights are gathered for the moment of use, and once more in the backward pass."""
-    weights = {name: w.astype(x_BSD.dtype) for name, w in params.items() if name.startswith(("wi_", "wo"))}
-    dims = {name: _dims(name) for name in weights}
-    zero, split = layout.axes("embed"), layout.axes("moe_mlp")
-    if not set(zero) <= set(layout.axes("activation_batch")):  # all devices have the same tokens: gather in the open
-        weights = {name: layout.gather(w, dims[name]) for name, w in weights.items()}
-        dims = {name: tuple(None if dim == "embed" else dim for dim in dims[name]) for name in weights}
-        zero = ()
-    capacity = _capacity(cfg, x_BSD.shape[1]) if token_BS is not None and cfg.capacity_factor > 0 else 0
+    """(weighted outputs [B, S, D], number of dropped choices)."""
+    drop = token_BS is not None
     if token_BS is None:
         token_BS = jnp.ones(x_BSD.shape[:2], bool, out_sharding=layout.spec(TOKENS))
-
+    weights = {name: w for name, w in params.items() if name.startswith(("wi_", "wo"))}
+    specs = {name: layout.spec(_dims(name)) for name in weights}
+    split = _split(layout)
+    if not set(split.embed) <= set(split.rows):  # all devices have the same tokens: gather in the open
+        whole = {name: layout.spec(_dims(name), without=frozenset(split.embed)) for name in weights}
+        weights = {name: jax.reshard(w.astype(x_BSD.dtype), whole[name]) for name, w in weights.items()}
+        specs, split = whole, split._replace(embed=())
     order = sequence.order(cfg, layout)
+    row_length = x_BSD.shape[1]
 
-    def compute(weights: dict[str, Array], x: Array, choice: Choice, token: Array) -> tuple[Array, Array]:
-        weights = {name: _whole(w, dims[name], zero) for name, w in weights.items()}
-        if "wo_bias" in weights and split:  # added once, not by every piece of the width
-            weights["wo_bias"] = weights["wo_bias"] * (jax.lax.axis_index(split) == 0).astype(x.dtype)
-        return (
-            _limited(cfg, weights, x, choice, token, capacity, order)
-            if capacity
-            else _dropless(cfg, weights, x, choice)
-        )
-
-    def local(weights: dict[str, Array], x: Array, choice: Choice, token: Array) -> tuple[Array, Array]:
-        keep = jax.checkpoint_policies.save_only_these_names(*SAVED)
-        y, dropped = jax.checkpoint(compute, policy=keep)(weights, x, choice, token)
-        rows = layout.axes("activation_batch") + layout.axes("activation_length") if capacity else ()
-        return jax.lax.psum(y, split) if split else y, jax.lax.psum(dropped, rows) if rows else dropped
+    def run(weights: dict[str, Array], x: Array, choice: Choice, token: Array) -> tuple[Array, Array]:
+        limits = capacity.limits(cfg, capacity.Tokens(x.shape[0], x.shape[1], row_length), split.shards, drop)
+        y, dropped = _local(cfg, split, limits, order, weights, x, choice, token)
+        y = jax.lax.psum(y, split.partial) if split.partial else y
+        everywhere = (*split.rows, *split.length)
+        return y, jax.lax.psum(dropped, everywhere) if limits.can_drop and everywhere else dropped
 
     choices: Any = layout.spec(CHOICES)
-    tokens = Choice(choices, choices)
-    in_specs = ({n: layout.spec(dims[n]) for n in weights}, layout.spec(STREAM), tokens, layout.spec(TOKENS))
-    return layout.shard_map(local, in_specs=in_specs, out_specs=(layout.spec(STREAM), layout.spec(())))(
+    in_specs = (specs, layout.spec(STREAM), Choice(choices, choices), layout.spec(TOKENS))
+    return layout.shard_map(run, in_specs=in_specs, out_specs=(layout.spec(STREAM), layout.spec(())))(
         weights, x_BSD, choice, token_BS
     )
 
@@ -116,88 +128,125 @@ def _dims(name: str) -> Axes:
     return (WO_BIAS if biased else WO) if name.startswith("wo") else (WI_BIAS if biased else WI)
 
 
-def _whole(piece: Array, dims: Axes, zero: tuple[str, ...]) -> Array:
-    return jax.lax.all_gather(piece, zero, axis=dims.index("embed"), tiled=True) if zero and "embed" in dims else piece
-
-
-def _capacity(cfg: Any, length: int) -> int:
-    """Choices of one row that an expert takes."""
-    return min(length, max(1, math.ceil(length * cfg.num_experts_per_tok / cfg.num_experts * cfg.capacity_factor)))
-
-
-def _feed_forward(
-    cfg: Any, weights: dict[str, Array], x: Array, matmul: Callable[..., Array], of_expert: Callable[[Array], Array]
-) -> Array:
-    """The experts' feed-forward: `matmul` multiplies rows by their expert's matrix, `of_expert` lays out biases."""
-
-    def linear(rows: Array, name: str) -> Array:
-        y = checkpoint_name(matmul(rows, weights[name]), f"moe_mlp{name}")
-        return y + of_expert(weights[f"{name}_bias"]) if cfg.mlp_bias else y
-
-    branches = [linear(x, f"wi_{i}") for i in range(len(cfg.mlp_activations))]
-    return linear(mlp.combine(cfg, branches).astype(x.dtype), "wo")
-
-
-def _weighted(cfg: Any, y_BSkD: Array, weight_BSk: Array, dtype: Any) -> Array:
-    """The sum over a token's experts, in float32."""
-    y_BSkD = y_BSkD.astype(jnp.float32)
-    if cfg.scale_expert_input:
-        return y_BSkD.sum(axis=2).astype(dtype)
-    return jnp.einsum("BSkD,BSk->BSD", y_BSkD, weight_BSk).astype(dtype)
-
-
-def _scaled(cfg: Any, rows_MD: Array, weight_M: Array) -> Array:
-    return (rows_MD * weight_M[:, None]).astype(rows_MD.dtype) if cfg.scale_expert_input else rows_MD
-
-
-def _dropless(cfg: Any, weights: dict[str, Array], x_BSD: Array, choice: Choice) -> tuple[Array, Array]:
-    """Choices sorted by expert, multiplied group by group, and put back."""
-    *_, k = choice.expert_BSk.shape
-    expert_M = choice.expert_BSk.reshape(-1)
-    order_M = jnp.argsort(expert_M, stable=True)
-    sorted_M = expert_M[order_M]
-    rows_E = jnp.bincount(expert_M, length=cfg.num_experts).astype(jnp.int32)
-    x_MD = _scaled(cfg, x_BSD.reshape(-1, x_BSD.shape[-1])[order_M // k], choice.weight_BSk.reshape(-1)[order_M])
-    y_MD = _feed_forward(
-        cfg, weights, x_MD, lambda rows, w: kernels.grouped_matmul(rows, w, rows_E), lambda bias: bias[sorted_M]
+def _split(layout: Layout) -> Split:
+    rows, experts = layout.axes("activation_batch"), layout.axes("experts")
+    return Split(
+        rows=rows,
+        length=layout.axes("activation_length"),
+        experts=experts,
+        width=layout.axes("moe_mlp"),
+        embed=layout.axes("moe_embed"),
+        shards=layout.ways("experts"),
+        shared=not set(experts) <= set(rows),
     )
-    y_BSkD = y_MD[jnp.argsort(order_M)].reshape(*choice.expert_BSk.shape, -1)
-    return _weighted(cfg, y_BSkD, choice.weight_BSk, x_BSD.dtype), jnp.zeros((), jnp.int32)
 
 
-def _limited(
+def _local(
     cfg: Any,
+    split: Split,
+    limits: capacity.Limits,
+    order: sequence.Order,
     weights: dict[str, Array],
     x_BSD: Array,
     choice: Choice,
     token_BS: Array,
-    capacity: int,
-    order: sequence.Order,
 ) -> tuple[Array, Array]:
-    """Every expert takes the first `capacity` choices of each row; the rest adds nothing to its token. Where rows are
-    split, a choice counts by its place in the whole row and takes a slot among those of this shard."""
-    (B, S, k), e, D = choice.expert_BSk.shape, cfg.num_experts, x_BSD.shape[-1]
-    hit_BME = (choice.expert_BSk[..., None] == jnp.arange(e)[None, None, None]) & token_BS[:, :, None, None]
-    hit_BME = hit_BME.reshape(B, S * k, e)
-    rank_BM = (sequence.cumsum(order, hit_BME) * hit_BME).sum(axis=-1) - 1  # -1: padding
-    kept_BM = (rank_BM >= 0) & (rank_BM < capacity)
-    place_BM, slots = rank_BM, min(capacity, S)
-    if order.shards > 1:
-        place_BM = (jnp.cumsum(hit_BME, axis=1) * hit_BME).sum(axis=-1) - 1
-    slot_BM = jnp.where(kept_BM, choice.expert_BSk.reshape(B, -1) * slots + place_BM, e * slots)
-    x_MD = jnp.repeat(x_BSD.reshape(-1, D), k, axis=0)
-    rows_BMD = _scaled(cfg, x_MD, choice.weight_BSk.reshape(-1)).reshape(B, -1, D)
-    empty = jnp.zeros((e * slots, D), x_BSD.dtype)
-    taken = jax.vmap(lambda slots, rows: empty.at[slots].set(rows, mode="drop"))(slot_BM, rows_BMD)
-    taken_EMD = jnp.moveaxis(taken.reshape(B, e, slots, D), 1, 0).reshape(e, -1, D)
-    y_EMD = _feed_forward(
-        cfg,
-        weights,
-        taken_EMD,
-        lambda rows, w: jnp.einsum("EMD,EDF->EMF", rows, w),
-        lambda bias: bias[:, None],
-    )
-    y_BTD = jnp.moveaxis(y_EMD.reshape(e, B, slots, -1), 0, 1).reshape(B, e * slots, -1)
-    y_BMD = jax.vmap(lambda rows, slots: rows.at[slots].get(mode="fill", fill_value=0))(y_BTD, slot_BM)
-    dropped = ((rank_BM >= capacity) & token_BS.repeat(k, axis=1)).sum()
-    return _weighted(cfg, y_BMD.reshape(B, S, k, -1), choice.weight_BSk, x_BSD.dtype), dropped
+    """One device's part of `_experts`; what is split over the width, or over shards of the same tokens, is still to be
+    summed."""
+    k, D = cfg.num_experts_per_tok, x_BSD.shape[-1]
+    expert_BSk, over = _taken(cfg, split, limits, order, choice.expert_BSk, token_BS)
+    weight_BSk = local.varying(choice.weight_BSk, split.partial)  # gradients are summed here, once a token
+    x_TD = local.varying(x_BSD, split.partial).reshape(-1, D)
+    chosen = dispatch.by_expert(expert_BSk.reshape(-1), cfg.num_experts // (split.shards if split.shared else 1))
+    x_MD = dispatch.spread(x_TD, chosen.order, k)
+    if cfg.scale_expert_input:
+        x_MD = (x_MD * weight_BSk.reshape(-1, 1)[chosen.order.to_M]).astype(x_MD.dtype)
+    if split.experts and not split.shared:
+        y_MD, dropped = _elsewhere(cfg, split, limits, weights, x_MD, chosen.rows_E)
+        over = over + dropped if limits.can_drop else over
+    else:
+        y_MD = _feed_forward(cfg, split, weights, x_MD, chosen.rows_E)
+    y_MD = dispatch.permuted(y_MD, dispatch.Order(chosen.order.back_M, chosen.order.to_M))
+    y_BSkD = y_MD.reshape(*expert_BSk.shape, D).astype(jnp.float32)
+    y = y_BSkD.sum(axis=2) if cfg.scale_expert_input else jnp.einsum("BSkD,BSk->BSD", y_BSkD, weight_BSk)
+    return y.astype(x_BSD.dtype), over
+
+
+def _taken(
+    cfg: Any, split: Split, limits: capacity.Limits, order: sequence.Order, expert_BSk: Array, token_BS: Array
+) -> tuple[Array, Array]:
+    """(the expert of each choice, counted from the first of this device where shards have the same tokens, the number
+    of experts if it passes none; how many choices were beyond the capacity)."""
+    e = cfg.num_experts
+    expert_BSk = jnp.where(token_BS[:, :, None], expert_BSk, e)
+    over = jnp.zeros((), jnp.int32)
+    if limits.capped:
+        beyond = dispatch.places(expert_BSk, e, order) >= limits.of_row
+        over = (beyond & (expert_BSk < e)).sum(dtype=jnp.int32)
+        expert_BSk = jnp.where(beyond, e, expert_BSk)
+    if split.shared and split.experts:
+        e = e // split.shards
+        mine = expert_BSk - e * jax.lax.axis_index(split.experts)
+        expert_BSk = jnp.where((mine >= 0) & (mine < e), mine, e)
+    return expert_BSk, over
+
+
+def _elsewhere(
+    cfg: Any, split: Split, limits: capacity.Limits, weights: dict[str, Array], x_MD: Array, rows_E: Array
+) -> tuple[Array, Array]:
+    """(results of sorted choices that travel to the shards of their experts and back, choices that found no room)."""
+    size = ragged.Size(x_MD.shape[0], limits.buffer, limits.pair)
+    got = dispatch.between_shards(rows_E, split.shards, limits.buffer, split.experts)
+    x_RD = dispatch.permuted(ragged.exchange(x_MD, got.routes, size, split.experts), got.order)
+    y_RD = _feed_forward(cfg, split, weights, x_RD, got.rows_e)
+    y_RD = dispatch.permuted(y_RD, dispatch.Order(got.order.back_M, got.order.to_M))
+    home = ragged.Size(size.after, size.before, size.pair)
+    return ragged.exchange(y_RD, ragged.Routes(got.routes.back, got.routes.there), home, split.experts), got.dropped
+
+
+def _feed_forward(cfg: Any, split: Split, weights: dict[str, Array], x_RD: Array, rows_e: Array) -> Array:
+    """The feed-forward of rows grouped by expert; zeros beyond all groups."""
+    group_R = dispatch.groups(rows_e, x_RD.shape[0]) if cfg.mlp_bias else None
+
+    def linear(rows: Array, name: str) -> Array:
+        embed = _dims(name).index("moe_embed")
+        y = checkpoint_name(expert_matmul(rows, weights[name], rows_e, split.embed, embed), f"moe_mlp{name}")
+        return y if group_R is None else y + _bias(split, weights[f"{name}_bias"], group_R, name).astype(y.dtype)
+
+    branches = [linear(x_RD, f"wi_{i}") for i in range(len(cfg.mlp_activations))]
+    return linear(mlp.combine(cfg, branches).astype(x_RD.dtype), "wo")
+
+
+def _bias(split: Split, bias_eF: Array, group_R: Array, name: str) -> Array:
+    """Each row's bias, and zeros beyond all groups. A product with ones and zeros, so that its gradient is one too."""
+    if name == "wo" and split.width:  # added once, not by every piece of the width
+        bias_eF = bias_eF * (jax.lax.axis_index(split.width) == 0).astype(bias_eF.dtype)
+    hot_Re = (group_R[:, None] == jnp.arange(bias_eF.shape[0])[None]).astype(jnp.float32)
+    return jnp.dot(hot_Re, bias_eF.astype(jnp.float32), precision="highest")
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(3, 4))
+def expert_matmul(
+    x_RD: Float[Array, "R D"], w_eDF: Float[Array, "e D F"], rows_e: Int[Array, " e"], axes: tuple[str, ...], dim: int
+) -> Float[Array, "R F"]:
+    """Rows times the matrix of their group, in the dtype of the rows. `w` is stored in pieces over `axes` along `dim`:
+    gathered forward and once more backward, and its gradient is scattered over them, in its own dtype."""
+    return ragged.matmul(x_RD, _whole(x_RD, w_eDF, axes, dim), rows_e)
+
+
+def _whole(like: Array, w: Array, axes: tuple[str, ...], dim: int) -> Array:
+    w = w.astype(like.dtype)
+    return jax.lax.all_gather(w, axes, axis=dim, tiled=True) if axes else w
+
+
+def _matmul_backward(axes, dim, saved, dy):
+    x, w, rows = saved
+    dx = ragged.matmul_transposed(dy, _whole(dy, w, axes, dim), rows)
+    dw = ragged.outer(x, dy, rows).astype(w.dtype)
+    dw = jax.lax.psum_scatter(dw, axes, scatter_dimension=dim, tiled=True) if axes else dw
+    return local.summed_like(dx, x), local.summed_like(dw, w), None
+
+
+expert_matmul.defvjp(
+    lambda x, w, rows, axes, dim: (expert_matmul(x, w, rows, axes, dim), (x, w, rows)), _matmul_backward
+)

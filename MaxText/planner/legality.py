@@ -28,6 +28,8 @@ def indivisible(cfg: Any, tree: blueprint.Blueprint, layout: Layout) -> list[str
         ("kv_heads", cfg.num_kv_heads): "num_kv_heads",
         ("kv_heads", cfg.global_num_kv_heads): "global_num_kv_heads",
         ("mlp", cfg.mlp_dim): "mlp_dim",
+        ("experts", cfg.num_experts): "num_experts",
+        ("moe_embed", cfg.emb_dim): "emb_dim",
         ("moe_mlp", cfg.moe_mlp_dim): "moe_mlp_dim",
         ("latent", cfg.q_lora_rank): "q_lora_rank",
         ("latent", cfg.kv_lora_rank): "kv_lora_rank",
@@ -85,6 +87,16 @@ def batch_rows(cfg: Any, devices: int, ways: int) -> tuple[int, int, list[str]]:
     return micro * accumulation, eval_rows, problems
 
 
+def _expert(cfg: Any, sizes: Sizes) -> list[str]:
+    """Without experts the axis would be one more name for fsdp."""
+    if cfg.num_experts > 1:
+        return []
+    return [
+        f"ici_expert_parallelism x dcn_expert_parallelism = {sizes['expert']}: the model has no experts "
+        f"(num_experts={cfg.num_experts}). Legal here: 1. Use fsdp, which splits weights and batch in the same way."
+    ]
+
+
 def _context(cfg: Any, sizes: Sizes) -> list[str]:
     """Rows are cut into equal chunks; what the layers need of their neighbours fits into one."""
     degree, length = sizes["context"], cfg.max_target_length
@@ -140,6 +152,7 @@ def _pipeline(cfg: Any, sizes: Sizes) -> list[str]:
 
 # Asked only where the axis is larger than one.
 OF_AXIS: dict[str, Callable[[Any, Sizes], list[str]]] = {
+    "expert": _expert,
     "pipeline": _pipeline,
     "context": _context,
 }

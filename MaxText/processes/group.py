@@ -16,6 +16,7 @@ from MaxText.processes.hub import Hub, differences
 from MaxText.processes.member import Member
 from MaxText.processes.place import Place
 
+_LAST = 0.5  # seconds that process 0 outlives the news of a loss
 _GRACE = 5.0  # seconds that an error waits for the same error of the others
 
 
@@ -112,6 +113,8 @@ class Several:
         try:
             for action in self._last_words:
                 action(text)
+            if self._hub is not None:  # JAX aborts the others when its service is gone: let them end first
+                time.sleep(_LAST)
         finally:
             os._exit(PeerLost.exit_code)
 

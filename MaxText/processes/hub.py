@@ -239,7 +239,7 @@ class Hub:
             return
         del self._rounds[name]
         values = [one.values[id] for id in range(self._place.count)]
-        for id in list(self._peers):
+        for id in sorted(self._peers, reverse=True):
             self._tell(id, round=name, values=values if one.for_all or id == 0 else None)
 
     def _watch(self, now: float) -> None:
@@ -269,7 +269,8 @@ class Hub:
             self._tell_all(lost=text)
 
     def _tell_all(self, **message: Any) -> None:
-        for id in list(self._peers):
+        """This process last: it may end on hearing it."""
+        for id in sorted(self._peers, reverse=True):
             self._tell(id, **message)
 
     def _tell(self, id: int, **message: Any) -> None:

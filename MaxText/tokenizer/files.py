@@ -73,7 +73,10 @@ def decode_known(
 def _find(kind: str, path: Path) -> Path:
     if not path.is_dir():
         if not path.exists():
-            raise DataError(f"tokenizer_path={path} does not exist.", id="tokenizer.missing")
+            raise DataError(
+                f"tokenizer_path={path} does not exist. It is a file or folder of this machine; nothing is downloaded.",
+                id="tokenizer.missing",
+            )
         return path
     found = [file for pattern in _NAMES[kind] for file in sorted(path.glob(pattern))]
     if not found:

@@ -15,7 +15,6 @@ def need(module: str, package: str, what: str) -> ModuleType:
     except ImportError as error:
         missing = "" if error.name in (None, module.partition(".")[0]) else f" ({error})"
         raise DataError(
-            f"{what} needs the library {package}, which is not installed{missing}: pip install {package}. "
-            "[data.no-library]",
+            f"{what} needs the library {package}, which is not installed{missing}: pip install {package}",
             id="data.no-library",
         ) from error

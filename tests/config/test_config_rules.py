@@ -51,6 +51,7 @@ BROKEN = {
     "config.dense-layers": [{"num_experts": 4, "interleave_moe_layer_step": 5}],
     "config.balance": [{"num_experts": 4, "routed_bias_update_rate": 0.1}],
     "config.capacity": [{"capacity_factor": 0.0}, {"capacity_factor": -2.0}],
+    "config.buffer": [{"ragged_buffer_factor": 0.0}, {"ragged_buffer_factor": -2.0}],
     "config.remat-places": [
         {"query_proj": "device"},
         {"decoder_layer_input": "offload", "remat_policy": "full"},

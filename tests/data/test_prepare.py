@@ -2,8 +2,10 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +14,7 @@ import pytest
 from MaxText import config, data, tokenizer
 from MaxText.data import prepare, prepared
 from MaxText.data.formats import jsonl
-from MaxText.errors import ConfigError, DataError, StorageError
+from MaxText.errors import ConfigError, DataError, Preempted, StorageError
 
 from .helpers import make_config
 
@@ -107,8 +109,9 @@ def test_interrupted_while_tokenizing(files, after, monkeypatch):
         return tokenize(unit, words)
 
     monkeypatch.setattr(prepare.corpus, "tokenize", interrupted)
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(Preempted) as stopped:
         make(keys_of(files))
+    assert stopped.value.id == "data.interrupted"
     with pytest.raises(DataError) as caught:
         prepared.manifest("rows")
     assert caught.value.id == "data.not-prepared"
@@ -191,6 +194,39 @@ def test_bad_documents_stay_left_out(files):
     _, b = pair(keys_of(files, bad_documents="drop"))
     assert [name for name, _ in b.bad] == ["x.jsonl:31"]
     assert b.dropped["unreadable"] == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("signal_", [signal.SIGKILL, signal.SIGINT])
+def test_killed_with_workers(tmp_path, signal_):
+    """At any moment: no worker stays behind, no traceback, and the same command ends what was begun."""
+    line = json.dumps({"text": "some words of a text " * 200}) + "\n"
+    for i in range(12):
+        (tmp_path / f"{i}.jsonl").write_text(line * 700)
+    (tmp_path / "run.yml").write_text("train_files: ['*.jsonl']\neval_files: []\n")
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("M_")} | {"PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-m", "MaxText", "data", "prepare", "run.yml", "out=rows", "workers=2"]
+    keys = {"cwd": tmp_path, "env": environment, "stderr": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    killed = 0
+    for wait in (0.0, 0.2, 0.4):
+        parts = tmp_path / "rows/parts"
+        before = len(list(parts.glob("*.npz")))
+        process = subprocess.Popen(command, start_new_session=True, **keys)
+        end = time.monotonic() + 60
+        while len(list(parts.glob("*.npz"))) == before and process.poll() is None and time.monotonic() < end:
+            time.sleep(0.02)
+        time.sleep(wait)
+        killed += process.poll() is None
+        if process.poll() is None:
+            os.killpg(process.pid, signal_) if signal_ == signal.SIGINT else process.kill()  # Ctrl-C is for the group
+        _, said = process.communicate(timeout=60)
+        assert "Traceback" not in said
+        while subprocess.run(["pgrep", "-g", str(process.pid)], capture_output=True).stdout and time.monotonic() < end:
+            time.sleep(0.05)
+        assert not subprocess.run(["pgrep", "-g", str(process.pid)], capture_output=True).stdout
+    assert killed
+    assert subprocess.run(command, timeout=120, **keys).returncode == 0
+    assert prepared.verify(str(tmp_path / "rows"))
 
 
 def test_the_command_line(files, tmp_path):

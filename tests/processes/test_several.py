@@ -138,6 +138,15 @@ def test_a_process_that_hangs_is_named(tmp_path, clean_environ, id):
 
 
 @pytest.mark.slow
+def test_one_of_three_is_killed_and_both_others_name_it(tmp_path, clean_environ):
+    world = World(tmp_path, clean_environ, 3, 1, log_period=1, steps=10_000, eval_files=[], global_batch_size=12)
+    world.until("completed step: 5,")
+    world.processes[1].kill()
+    assert world.end(20) == [77, -signal.SIGKILL, 77]
+    assert all("process 1 (" in world.err[id] and "is gone" in world.err[id] for id in (0, 2)), world.said()
+
+
+@pytest.mark.slow
 def test_the_first_process_is_killed(tmp_path, clean_environ):
     world = World(tmp_path, clean_environ, 3, 1, log_period=1, steps=10_000, eval_files=[], global_batch_size=12)
     world.until("completed step: 5,")

@@ -13,7 +13,7 @@ from MaxText.data.formats.text import unpacked
 from MaxText.data.sources import unreadable
 from MaxText.data.units import Fault, Item, Unit, damaged, field
 
-UNIT_BYTES = 32 << 20
+UNIT_BYTES = 8 << 20
 
 
 def split(unit: Unit) -> list[Unit]:

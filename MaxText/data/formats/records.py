@@ -17,7 +17,7 @@ from typing import Any, BinaryIO
 from MaxText.data.formats import example
 from MaxText.data.formats.text import unpacked
 from MaxText.data.sources import unreadable
-from MaxText.data.units import Fault, Item, Unit, damaged, field
+from MaxText.data.units import Fault, Item, Unit, damaged, field, local_only
 from MaxText.tokenizer.library import need
 
 UNIT_RECORDS = 8192
@@ -84,8 +84,7 @@ def _text(unit: Unit, record: bytes, first: bool) -> Item:
 
 def _array_record(unit: Unit) -> Any:
     if "://" in unit.path:
-        # The C++ reader opens local paths only.
-        raise damaged(unit, "an ArrayRecord file is read from a local path; copy or mount it")
+        raise local_only(unit, "the ArrayRecord library opens no other")
     grain = need("grain.python", "grain", f"{unit.name} (ArrayRecord)")
     try:
         return grain.ArrayRecordDataSource([unit.path])

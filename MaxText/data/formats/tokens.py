@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 
 from MaxText.data.sources import unreadable
-from MaxText.data.units import Item, Unit, damaged
+from MaxText.data.units import Item, Unit, damaged, local_only
 
 
 def split(unit: Unit) -> list[Unit]:
@@ -24,7 +24,7 @@ def read(unit: Unit) -> Iterator[Item]:
 def array(unit: Unit) -> np.ndarray:
     """The ids of the file as a memory map [tokens]."""
     if "://" in unit.path:
-        raise damaged(unit, "token ids are mapped into memory from a local path; copy or mount it")
+        raise local_only(unit, "token ids are mapped into memory")
     try:
         if unit.path.endswith(".npy"):
             ids = np.load(unit.path, mmap_mode="r")

@@ -1,0 +1,276 @@
+"""`auto_plan=true`: mesh, microbatches and remat policy chosen together for a global batch, by the forecast itself.
+
+Every mesh that the planner finds legal, with every policy that the program can run, is tried with the fewest
+microbatches that fit; the fastest by the time model wins. What is fixed by hand is not touched: a key that stands on
+the command line or in the environment, or has another value than its default."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from MaxText import blueprint, catalogue, cost, decoder, planner
+from MaxText import hardware as hardware_room
+from MaxText.config.schema import Schema
+from MaxText.cost import memory, timing
+from MaxText.errors import PlanError
+from MaxText.forecast import record
+from MaxText.forecast.refusal import refusal
+from MaxText.forecast.text import duration, size
+from MaxText.hardware import Hardware, with_rates
+from MaxText.planner import MESH_AXES
+
+ROOM = 0.95  # of a device's memory: what a choice may fill by the estimate
+SHOWN = 4
+FINALISTS = 4  # meshes on which every policy is tried
+ALIKE = 1.005  # within half a percent the simpler plan wins
+OFFLOADED = "decoder_layer_input=offload"
+# From the least recomputation to the least memory; the last needs a host with memory of its own.
+POLICIES = ("minimal_with_context", "save_dot_except_mlp", "save_qkv_proj", "save_out_proj", "full", OFFLOADED)
+LARGEST = {"tensor": 16, "context": 8, "expert": 64}
+
+
+class With:
+    """A configuration with a few other values: enough to plan with, at no cost. Not checked; `replace` is."""
+
+    def __init__(self, cfg: Any, changes: Mapping[str, Any]):
+        self._cfg, self._changes = cfg, changes
+
+    def __getattr__(self, name: str) -> Any:
+        return self._changes[name] if name in self._changes else getattr(self._cfg, name)
+
+
+@dataclass(frozen=True)
+class Tried:
+    """One candidate: what it changes, and what came of it. `seconds` is None where it does not fit."""
+
+    mesh: Mapping[str, int]
+    policy: str
+    microbatches: int
+    changes: Mapping[str, Any]
+    bytes: float
+    seconds: float | None
+
+    def words(self) -> str:
+        large = " ".join(f"{axis}={n}" for axis, n in self.mesh.items() if n > 1) or "one device"
+        return f"{large}, {self.microbatches} microbatches, {self.policy}"
+
+
+def by_hand(cfg: Any, key: str) -> bool:
+    """Whether a person set this key, so that it stays."""
+    origin = str(cfg.origin(key))
+    return (
+        origin == "command line"
+        or origin.startswith("environment")
+        or getattr(cfg, key) != Schema.model_fields[key].default
+    )
+
+
+def choose(cfg: Any, hardware: Hardware) -> tuple[Any, dict[str, str], tuple[dict[str, str], ...]]:
+    """(the configuration with the choices in it, {key: reason}, the best rejected alternatives and why each lost).
+
+    Raises:
+      PlanError: where no mesh is legal, or nothing fits: the nearest miss with its numbers."""
+    if hardware.slice is None:
+        raise PlanError(
+            f"auto_plan=true: nothing is known of the speed of {hardware.kind}. Set the degrees by hand, or name a "
+            "slice with hardware=NAME.",
+            id="plan.unknown-speed",
+        )
+    tree = decoder.declare(cfg)
+    tried, illegal = _try_all(cfg, hardware, tree)
+    times = [one.seconds for one in tried if one.seconds is not None]
+    if not times:
+        raise _nothing(cfg, hardware, tree, tried, illegal)
+    alike = [one for one in tried if one.seconds is not None and one.seconds <= ALIKE * min(times)]
+    best = min(alike, key=lambda one: (sum(n > 1 for n in one.mesh.values()), one.microbatches, one.seconds))
+    return cfg.replace(**best.changes), _reasons(cfg, best, tried, hardware), _rejected(best, tried, hardware)
+
+
+def chosen(cfg: Any, hardware: Hardware) -> Any:
+    """The configuration itself, or with auto_plan=true the one that the search finds."""
+    return choose(cfg, with_rates(hardware))[0] if cfg.auto_plan else cfg
+
+
+def of_config(cfg: Any) -> record.Forecast:
+    """The forecast of a configuration on the slice it names, or on what is plugged in here."""
+    found = hardware_of(cfg)
+    cfg, _ = hardware_room.resolve(cfg, found)
+    if not cfg.auto_plan:
+        return record.make(cfg, found)
+    cfg, reasons, rejected = choose(cfg, with_rates(found))
+    return record.make(cfg, found, reasons=reasons, rejected=rejected)
+
+
+def hardware_of(cfg: Any) -> Hardware:
+    """The slice that a configuration names, or what is plugged in here."""
+    if catalogue.is_slice(cfg.hardware):
+        return hardware_room.named(cfg.hardware, cfg.num_slices)
+    return hardware_room.of(cfg)
+
+
+def _rows(cfg: Any, hardware: Hardware) -> int:
+    """Rows of an optimizer step."""
+    per_step = cfg.per_device_batch_size * hardware.devices * cfg.gradient_accumulation_steps
+    return cfg.global_batch_size or max(1, round(per_step))
+
+
+def _powers(number: int, limit: int) -> list[int]:
+    """1 and the powers of two up to `limit` that divide `number`."""
+    return [1 << n for n in range(limit.bit_length()) if number % (1 << n) == 0]
+
+
+def meshes(cfg: Any, hardware: Hardware) -> Iterator[dict[str, int]]:
+    """Degrees within and across slices that multiply to the devices: {key: degree}. Axes set by hand are kept; of the
+    others pipeline stays 1, and data takes what fsdp cannot divide."""
+    inside = hardware.devices // hardware.slices
+    keys = {axis: f"ici_{axis}_parallelism" for axis in MESH_AXES}
+    fixed = {axis: getattr(cfg, key) for axis, key in keys.items() if by_hand(cfg, key) and getattr(cfg, key) != -1}
+    choices = {
+        axis: [fixed[axis]] if axis in fixed else [n for n in _powers(inside, limit) if _useful(cfg, axis, n)]
+        for axis, limit in LARGEST.items()
+    }
+    others = {axis: fixed.get(axis, 1) for axis in ("pipeline", "fsdp_transpose")}
+    for combination in itertools.product(*choices.values()):
+        degrees = others | dict(zip(choices, combination, strict=True))
+        rest, odd = divmod(inside, math.prod(degrees.values()))
+        if odd or rest == 0:
+            continue
+        for data in [fixed["data"]] if "data" in fixed else _powers(rest, 16):
+            fsdp, odd = divmod(rest, data)
+            if not odd and fixed.get("fsdp", fsdp) == fsdp:
+                found = degrees | {"data": data, "fsdp": fsdp}
+                yield {keys[axis]: found[axis] for axis in MESH_AXES} | _across(cfg, hardware)
+
+
+def _useful(cfg: Any, axis: str, degree: int) -> bool:
+    if axis == "expert" and degree > 1:
+        return "expert" in dict(planner.RULES)["experts"] and cfg.num_experts % degree == 0
+    return axis != "context" or cfg.max_target_length // degree >= 2048 or degree == 1
+
+
+def _across(cfg: Any, hardware: Hardware) -> dict[str, int]:
+    """Slices hold copies: only gradients cross the network, unless set by hand."""
+    keys = [f"dcn_{axis}_parallelism" for axis in MESH_AXES]
+    if any(by_hand(cfg, key) for key in keys):
+        return {}
+    return dict.fromkeys(keys, 1) | {"dcn_data_parallelism": hardware.slices}
+
+
+def policies(cfg: Any, hardware: Hardware) -> list[tuple[str, dict[str, Any]]]:
+    """(name, changes); the one set by hand alone."""
+    if by_hand(cfg, "remat_policy"):
+        return [(cfg.remat_policy, {})]
+    here = {"decoder_layer_input": "device"}
+    kept = [(name, here | {"remat_policy": name}) for name in POLICIES if name != OFFLOADED]
+    if hardware.platform == "cpu":  # host and device memory are the same there
+        return [("none", here | {"remat_policy": "none"}), *kept]
+    return [*kept, (OFFLOADED, {"remat_policy": "custom", "decoder_layer_input": "offload"})]
+
+
+def _try_all(cfg: Any, hardware: Hardware, tree: blueprint.Blueprint) -> tuple[list[Tried], dict[str, str]]:
+    """(what was tried, {mesh in words: why the planner refuses it}). Every mesh is tried with the policy that needs the
+    least memory; the few fastest of them with all others."""
+    illegal: dict[str, str] = {}
+    rows, ways = _rows(cfg, hardware), policies(cfg, hardware)
+    first = [one for degrees in meshes(cfg, hardware) if (one := _legal(cfg, hardware, tree, degrees, rows, illegal))]
+    tried = list(first)
+    for one in sorted(first, key=_order)[:FINALISTS]:
+        tried += [_fewest(cfg, hardware, tree, name, {**one.changes, **change}, rows) for name, change in ways[:-1]]
+    return tried, illegal
+
+
+def _legal(
+    cfg: Any, hardware: Hardware, tree: blueprint.Blueprint, degrees: dict[str, int], rows: int, illegal: dict[str, str]
+) -> Tried | None:
+    """A mesh with the last policy; None with a note in `illegal` where the planner refuses it."""
+    name, change = policies(cfg, hardware)[-1]
+    try:
+        return _fewest(cfg, hardware, tree, name, degrees | change | {"global_batch_size": rows}, rows)
+    except PlanError as error:
+        shown = " ".join(f"{key.split('_')[1]}={n}" for key, n in degrees.items() if n > 1)
+        illegal[shown] = str(error).splitlines()[0]
+        return None
+
+
+def _fewest(
+    cfg: Any, hardware: Hardware, tree: blueprint.Blueprint, name: str, changes: dict[str, Any], rows: int
+) -> Tried:
+    """The candidate with the fewest microbatches that fit; the last that is legal where none does."""
+    fixed = by_hand(cfg, "gradient_accumulation_steps")
+    last: Tried | None = None
+    for count in [cfg.gradient_accumulation_steps] if fixed else _powers(rows, 64):
+        here = With(cfg, changes | {"gradient_accumulation_steps": count})
+        try:
+            plan = planner.make(here, tree, hardware)
+        except PlanError:
+            if last is None:
+                raise
+            break
+        needs = memory.forecast(here, plan, hardware.platform).total
+        mesh = {axis: plan.mesh_shape[axis] for axis in MESH_AXES}
+        last = Tried(mesh, name, count, here._changes, needs, None)
+        if hardware.memory_bytes is None or needs <= ROOM * hardware.memory_bytes:
+            assert hardware.slice is not None
+            time = timing.forecast(here, plan, hardware.slice, cost.load()).total
+            return Tried(mesh, name, count, here._changes, needs, time)
+    assert last is not None
+    return last
+
+
+def _lost(one: Tried, best: Tried, hardware: Hardware) -> str:
+    """Why a candidate is not the best one."""
+    if one.seconds is None:
+        return f"does not fit: {size(one.bytes)} of {size(ROOM * (hardware.memory_bytes or 0))} a device"
+    assert best.seconds is not None
+    return f"{duration(one.seconds)} a step, {one.seconds / best.seconds - 1:.0%} slower"
+
+
+def _reasons(cfg: Any, best: Tried, tried: list[Tried], hardware: Hardware) -> dict[str, str]:
+    """For each choice the best candidate that differs in it, and why it lost."""
+    found = {}
+    for axis, degree in best.mesh.items():
+        others = [one for one in tried if one.mesh[axis] != degree]
+        if others and not by_hand(cfg, f"ici_{axis}_parallelism"):
+            found[f"ici_{axis}_parallelism"] = f"{degree}: {_instead(others, best, hardware)}"
+    same = [one for one in tried if one.mesh == best.mesh]
+    if others := [one for one in same if one.policy != best.policy]:
+        found["remat_policy"] = f"{best.policy}: {_instead(others, best, hardware)}"
+    if not by_hand(cfg, "gradient_accumulation_steps"):
+        found["gradient_accumulation_steps"] = f"{best.microbatches}: the fewest that fit ({size(best.bytes)} a device)"
+    return found
+
+
+def _order(one: Tried) -> tuple[float, float]:
+    return (one.seconds if one.seconds is not None else math.inf, one.bytes)
+
+
+def _instead(others: list[Tried], best: Tried, hardware: Hardware) -> str:
+    other = min(others, key=_order)
+    return f"the best otherwise is {other.words()}: {_lost(other, best, hardware)}"
+
+
+def _rejected(best: Tried, tried: list[Tried], hardware: Hardware) -> tuple[dict[str, str], ...]:
+    """The best candidate of each other mesh, and each other policy on the chosen mesh."""
+    per_mesh: dict[tuple[int, ...], Tried] = {}
+    for one in sorted(tried, key=_order):
+        per_mesh.setdefault(tuple(one.mesh.values()), one)
+    meshes = [one for key, one in per_mesh.items() if key != tuple(best.mesh.values())][:SHOWN]
+    same = [one for one in sorted(tried, key=_order) if one.mesh == best.mesh and one.policy != best.policy][:SHOWN]
+    return tuple({"what": one.words(), "why": _lost(one, best, hardware)} for one in (*meshes, *same))
+
+
+def _nothing(
+    cfg: Any, hardware: Hardware, tree: blueprint.Blueprint, tried: list[Tried], illegal: dict[str, str]
+) -> PlanError:
+    if not tried:
+        shown = "\n".join(f"  {mesh or 'one device'}: {why}" for mesh, why in list(illegal.items())[:SHOWN])
+        return PlanError(
+            f"auto_plan=true: no mesh is legal. The first that were tried:\n{shown}", id="plan.nothing-legal"
+        )
+    nearest = min(tried, key=lambda one: one.bytes)
+    one = record.make(cfg.replace(**nearest.changes), hardware, tree)
+    return refusal(one, f"auto_plan=true: of {len(tried)} plans none fits; the nearest is {nearest.words()}.")
