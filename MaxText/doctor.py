@@ -168,18 +168,6 @@ def tensor_where_fsdp_would_do(one: Forecast) -> Finding | None:
     return Finding("tensor", f"tensor={ways} is waited for in every layer; with fsdp: {gain}", cure) if gain else None
 
 
-@rule("experts")
-def expert_axis_without_experts(one: Forecast) -> Finding | None:
-    """The axis works like fsdp, and reads like something else."""
-    ways = one.plan.ici["expert"]
-    if ways == 1 or one.cfg.num_experts > 1:
-        return None
-    cure = {"ici_expert_parallelism": 1, "ici_fsdp_parallelism": one.plan.ici["fsdp"] * ways}
-    return Finding(
-        "experts", f"ici_expert_parallelism={ways}: the model has no experts; the axis works like fsdp", cure
-    )
-
-
 @rule("unrolled")
 def deep_and_unrolled(one: Forecast) -> Finding | None:
     """Every layer is compiled by itself."""

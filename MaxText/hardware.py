@@ -105,15 +105,23 @@ def with_rates(hardware: Hardware) -> Hardware:
     """The same with a slice: a CPU's speed is measured now (a fifth of a second). Unknown devices stay without one."""
     if hardware.slice is not None or hardware.platform != "cpu":
         return hardware
-    return replace(hardware, slice=catalogue.Slice(_measured_cpu(hardware.devices), (1,)))
+    rates = _measured() if hardware.processes == 1 else NOMINAL  # several processes must come to the same plan
+    return replace(hardware, slice=catalogue.Slice(_cpu(hardware.devices, *rates), (1,)))
+
+
+NOMINAL = (1e11, 1e10)  # FLOP/s and bytes/s
 
 
 @functools.cache
-def _measured_cpu(devices: int) -> catalogue.Chip:
-    """This machine as one chip that its devices share: a float32 matmul and a copy, the best of three."""
+def _measured() -> tuple[float, float]:
+    """FLOP/s of a float32 matmul and bytes/s of a copy on this machine, the best of three."""
     x = np.ones((1024, 1024), np.float32)
     big = np.ones(16 << 20, np.uint8)
-    flops, copied = 2 * 1024**3 / _seconds(lambda: x @ x), 2 * big.size / _seconds(big.copy)
+    return 2 * 1024**3 / _seconds(lambda: x @ x), 2 * big.size / _seconds(big.copy)
+
+
+def _cpu(devices: int, flops: float, copied: float) -> catalogue.Chip:
+    """This machine as one chip that its devices share."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     measured = "measured when the plan was made"
     return catalogue.Chip(

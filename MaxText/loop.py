@@ -45,6 +45,7 @@ class Loop:
     _mark: float = 0.0
     _eval_program: Any = None
     _extra: dict[str, float] = field(default_factory=dict)
+    step_seconds: list[float] = field(default_factory=list)
 
     def run(self) -> None:
         """Train from `done` to `steps`. Raises Preempted after a signal, and whatever ends the run early."""
@@ -151,6 +152,7 @@ class Loop:
     def _record(self, pending: Pending, values: dict[str, float], seconds: float) -> dict[str, Any]:
         plan, train = self.session.plan, self.session.train
         extra, self._extra = self._extra, {}
+        self.step_seconds.append(seconds)
         return {
             "step": pending.step,
             **({"epoch": pending.step * train.global_batch // train.rows} if train.rows else {}),

@@ -4,6 +4,7 @@
 <run>/log.txt           everything the console said, all attempts
 <run>/metrics.jsonl     one line a step, each step once
 <run>/goodput.jsonl     where every second went, all attempts
+<run>/plan.json         the forecast, and what compiler and clock said (of the latest attempt)
 <run>/checkpoints/N/    the state after N steps
 """
 
@@ -53,6 +54,11 @@ class Records:
 
     def _file(self, name: str) -> Path:
         return self.cfg.run_folder / name if self.group.primary else Path(os.devnull)
+
+    @property
+    def plan_file(self) -> Path:
+        """Where the forecast goes, with what came of it."""
+        return self._file("plan.json")
 
     def _lost(self, text: str) -> None:
         """The last words of this process when another is gone; the next attempt's ledger goes on from them."""

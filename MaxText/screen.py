@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import jax
-
 from MaxText import flops, optimizer
 from MaxText.data import Train
 from MaxText.hardware import Hardware
@@ -100,17 +98,6 @@ def start(made: Session, done: int, resumed: bool, notes: list[str]) -> str:
         ("logs", f"{cfg.run_folder}/: log.txt, metrics.jsonl, goodput.jsonl, config.yml"),
     ]
     return _rows(rows)
-
-
-def compiled(plan: Plan, program: jax.stages.Compiled) -> str:
-    """The compiler's memory beside the plan's."""
-    memory = program.memory_analysis()
-    if memory is None:
-        return "compiled"
-    return (
-        f"compiled: arguments {size(memory.argument_size_in_bytes)} (planned state {size(plan.state_bytes)}), "
-        f"temporary {size(memory.temp_size_in_bytes)} per device"
-    )
 
 
 def complete(cfg: Any, done: int) -> str:

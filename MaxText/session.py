@@ -39,6 +39,7 @@ class Session:
     hardware: hardware.Hardware
     dtype_reason: str
     plan: planner.Plan
+    forecast: forecast.Forecast
     mesh: Mesh
     tokenizer: Any
     train: data.Train
@@ -151,7 +152,8 @@ def prepare(cfg: Any, group: Group | None = None) -> Session:
     cfg = forecast.chosen(cfg, found)
     tree = decoder.declare(cfg)
     plan = planner.make(cfg, tree, found)
-    forecast.require_room(forecast.of_plan(cfg, found, plan))
+    foreseen = forecast.of_plan(cfg, found, plan)
+    forecast.require_room(foreseen)
     words = tokenizer.make(cfg)
     train = data.open_train(cfg, words, plan.global_batch_size)
     data.check_enough(train, cfg.steps)
@@ -161,7 +163,16 @@ def prepare(cfg: Any, group: Group | None = None) -> Session:
     mesh = planner.build_mesh(plan, jax.devices())
     _require_same(group or Alone(), cfg, train, evaluation)
     return Session(
-        cfg, found, dtype_reason, plan, mesh, words, train, evaluation, optimizer.make(cfg, plan.tree, plan.layout)
+        cfg,
+        found,
+        dtype_reason,
+        plan,
+        foreseen,
+        mesh,
+        words,
+        train,
+        evaluation,
+        optimizer.make(cfg, plan.tree, plan.layout),
     )
 
 

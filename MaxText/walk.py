@@ -18,6 +18,7 @@ from MaxText.convert import start
 from MaxText.convert.source import Source
 from MaxText.convert.source import find as find_source
 from MaxText.errors import ConfigError, MaxTextError, NonFiniteError, PlanError, Preempted, StorageError
+from MaxText.forecast import truth
 from MaxText.generate import generate
 from MaxText.loop import Loop
 from MaxText.processes import Alone, Group
@@ -165,7 +166,7 @@ def _attempt(made: Session, records: Records, beginning: Beginning) -> MaxTextEr
             state, done = _state(made, records, beginning)
             records.ledger.enter("compile")
             compiled = made.compile_step()
-            records.say(screen.compiled(made.plan, compiled))
+            records.say(truth.at_start(made.forecast, compiled, records.plan_file))
             loop = Loop(made, records, compiled, state, done, saved=done if beginning.resumed else -1)
             records.ledger.enter("step")
             records.open_console(done)
@@ -243,6 +244,8 @@ def finish(made: Session, records: Records, loop: Loop | None, ending: MaxTextEr
     records.ledger.finish(ending.id if ending else "complete")
     if loop is not None and loop.done:
         records.say(report.data(made.train.summary(loop.done), made.train.bad))
+        if compared := truth.at_end(made.forecast, loop.step_seconds, records.plan_file):
+            records.say(compared)
     records.say(report.summary(goodput.read(records.ledger.path), attempt=records.ledger.attempt))
     records.say(screen.end(made.cfg, loop.done if loop else 0, records.store.latest()))
     if ending is not None:

@@ -28,7 +28,6 @@ TRIPS = {
     "slices": {"hardware": "2xv5p-32", "dcn_fsdp_parallelism": 2, "dcn_data_parallelism": 1},
     "copies": {"model_name": "llama3.2-1b", "ici_data_parallelism": 16, "ici_fsdp_parallelism": 1},
     "tensor": {"ici_tensor_parallelism": 8},
-    "experts": {"ici_expert_parallelism": 4},
     "unrolled": {"scan_layers": False},
     "checkpoints": {"checkpoint_period": 1},
     "legality": {"ici_fsdp_parallelism": 3},

@@ -13,6 +13,7 @@ import pytest
 
 from MaxText import cli, config, forecast, hardware
 from MaxText.errors import ConfigError, PlanError
+from MaxText.forecast import truth
 from MaxText.forecast.explain import explain
 from tests.helpers import cpu, toy_config
 
@@ -137,8 +138,6 @@ def test_warnings_name_what_may_be_a_mistake():
     across = made(**small, dcn_fsdp_parallelism=2, dcn_data_parallelism=1)
     assert any("dcn_fsdp_parallelism" in warning for warning in across.warnings)
     assert not any("dcn_" in warning for warning in made(**small).warnings)
-    dense = made(**small, ici_expert_parallelism=2)
-    assert any("no experts" in warning for warning in dense.warnings)
     assert any(
         "announced" in warning for warning in made(**free, model_name="llama3.1-8b", hardware="tpu8t-64").warnings
     )
@@ -150,3 +149,23 @@ def test_a_cpu_is_forecast_by_its_measured_speed():
     found = forecast.make(toy_config({"fsdp": 2}), cpu(2))
     assert found.seconds is not None and 1e-6 < found.seconds.total < 10 and found.mfu is not None
     assert "MFU" in forecast.text(found)
+
+
+class Said:
+    """What a compiled program says of its memory."""
+
+    argument_size_in_bytes, temp_size_in_bytes = 1 << 20, 3 << 20
+
+    def memory_analysis(self):
+        return self
+
+
+def test_the_forecast_is_held_to_account(tmp_path):
+    file = tmp_path / "plan.json"
+    one = forecast.make(toy_config(), cpu(1))
+    assert "3.0 MiB" in truth.at_start(one, Said(), file)
+    assert truth.at_end(one, [9.0, 9.0], file) == ""
+    assert "2.00 s" in truth.at_end(one, [9.0, 9.0, 1.0, 2.0, 3.0], file)
+    found = json.loads(file.read_text())
+    assert found["compiled"] == {"argument_bytes": 1 << 20, "temporary_bytes": 3 << 20}
+    assert found["measured"] == {"step_seconds": 2.0, "steps": 3} and found["step_seconds"] == one.seconds.total

@@ -88,12 +88,15 @@ def test_the_metrics_of_every_step(finished):
 def test_what_the_folder_holds(finished):
     folder, _ = finished
     assert {path.name for path in (folder / "toy").iterdir()} == {
-        "config.yml", "log.txt", "metrics.jsonl", "goodput.jsonl", "checkpoints",
+        "config.yml", "log.txt", "metrics.jsonl", "goodput.jsonl", "checkpoints", "plan.json",
     }  # fmt: skip
     assert kept(folder) == [2, 4, 6]
     assert yaml.safe_load((folder / "toy/config.yml").read_text())["base_emb_dim"] == 32
     log = (folder / "toy/log.txt").read_text()
     assert "FRESH" in log and "completed step: 5" in log and "held-out loss" in log
+    assert "step time: planned" in log and "compiled: arguments" in log
+    planned = json.loads((folder / "toy/plan.json").read_text())
+    assert planned["measured"]["step_seconds"] > 0 and planned["compiled"]["argument_bytes"] > 0
 
 
 def test_every_second_is_accounted_for(finished):

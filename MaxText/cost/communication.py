@@ -79,7 +79,8 @@ def of_weights(tree: blueprint.Blueprint, count: int, layout: Layout, cfg: Any) 
         split = dict(enumerate(layout.split(param.axes)))
         stages = split.pop(0) if param.axes[:1] == (STAGE_LAYERS,) else ()  # never gathered
         own = tuple(axis for axes in split.values() for axis in axes)
-        zero = tuple(axis for axis in own if axis in layout.gathered)
+        stay = layout.axes("experts") if "experts" in param.axes else ()  # tokens come to them instead
+        zero = tuple(axis for axis in own if axis in layout.gathered and axis not in stay)
         whole = param.size / count / math.prod(layout.size(axis) for axis in own)
         whole *= math.prod(dict(layout.sizes)[axis] for axis in zero)
         stored = param.dtype(cfg.weight_dtype).itemsize

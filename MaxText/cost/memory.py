@@ -103,7 +103,8 @@ def gathered(tree: blueprint.Blueprint, count: int, layout: Layout, cfg: Any) ->
         ways = 1
         for dim in param.axes:
             for axis in layout.axes(dim):
-                ways *= dict(layout.sizes)[axis] if axis not in layout.gathered else 1
+                stays = dim == "experts" or axis not in layout.gathered
+                ways *= dict(layout.sizes)[axis] if stays else 1
         total += param.size / count / ways * BYTES[cfg.dtype]
     return total
 

@@ -78,8 +78,6 @@ def _memory(hardware: Hardware, needs: memory.Memory) -> Iterator[str]:
 
 def _axes(cfg: Any, plan: planner.Plan) -> Iterator[str]:
     sizes_of = plan.mesh_shape
-    if sizes_of["expert"] > 1 and cfg.num_experts == 1:
-        yield f"expert={sizes_of['expert']}: the model has no experts; the axis works like fsdp."
     split = {axis for dim, _ in plan.layout.rules for axis in plan.layout.axes(dim)}
     for axis, size in sizes_of.items():
         if size > 1 and axis not in split and axis != "pipeline":
