@@ -24,7 +24,7 @@ DEFINITIONS: dict[str, str] = {
     "router_z_loss": "router_z_loss_weight x mean over tokens and layers of log(sum of exp of router logits) squared",
     "indexer_loss": "indexer_loss_scaling_factor x mean over tokens of the layers' summed KL(attention | indexer)",
     "expert_load_max": "tokens of the busiest expert / tokens of a mean expert, in the layer where that is largest",
-    "dropped_choices": "part of the tokens' choices of an expert that its capacity did not take",
+    "dropped_choices": "part of the tokens' choices that an expert's capacity or its shard's buffer did not take",
     "total_weights": "real target tokens of the step: padding and first tokens of documents are not counted",
     "grad_norm": "global L2 norm of the gradient before clipping",
     "clipped_grad_norm": "global L2 norm of the gradient that the optimizer received",

@@ -80,6 +80,7 @@ verdict "$code" 2 CONFIG "no argument at all"
 # The plan: 3.
 refuses 3 fsdp ici_fsdp_parallelism=3 num_cpu_devices=8
 refuses 3 tensor ici_tensor_parallelism=3 base_num_query_heads=4 num_cpu_devices=3
+refuses 3 "2 pipeline stages" ici_pipeline_parallelism=2 ici_fsdp_parallelism=1 base_num_decoder_layers=3 num_cpu_devices=2
 
 # The data: 4, and 5 where they end too early.
 refuses 4 nonesuch.txt "train_files=[$out/text/nonesuch.txt]"

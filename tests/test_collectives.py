@@ -42,7 +42,9 @@ def reached(everything: dict[str, list[str]], name: str, through_loops: bool) ->
     for line in everything[name]:
         yield line
         if through_loops or " while(" not in line:
-            for callee in re.findall(r"(?:calls|to_apply|body|condition|true_computation)=%?([\w.\-]+)", line):
+            several = ",".join(re.findall(r"branch_computations={(.*?)}", line))
+            one = re.findall(r"(?:calls|to_apply|body|condition|true_computation)=%?([\w.\-]+)", line)
+            for callee in one + re.findall(r"[\w.\-]+", several):
                 yield from reached(everything, callee, through_loops)
 
 
@@ -222,6 +224,36 @@ def test_collectives_of_a_pipeline(repeats, expected):
     how = {"base_num_decoder_layers": 4, "remat_policy": "full", "num_pipeline_repeats": repeats}
     made = toy({"pipeline": 2, "fsdp": 2}, **how)
     assert by_place(made.compiled_step.as_text(), made.mesh) == expected
+
+
+# Experts split in two, their weights also over fsdp; E integers say how many rows come. Forward: the attention's four
+# kernels and the router's are gathered over both axes, as every dense weight is, but the experts' three over fsdp
+# only: no device gets another shard's experts. Tokens go there and back (XLA on CPU: an array for each shard). How many
+# tokens chose each expert is summed over the batch. Backward: weights are gathered once more, gradients of tokens go
+# there and back; those of the experts' weights are scattered over fsdp, and need no sum over the experts' axis.
+EXPERT2_FSDP2 = {
+    "forward": {
+        ("all-gather", "fsdp+expert"): 4 + 1,
+        ("all-gather", "fsdp"): 3,
+        ("all-gather", "expert"): 1,
+        ("all-to-all", "expert"): 2 * 2,
+        ("all-reduce", "fsdp+expert"): 1,
+    },
+    "backward": {
+        ("all-gather", "fsdp+expert"): 4 + 1,
+        ("all-gather", "fsdp"): 3,
+        ("all-to-all", "expert"): 2 * 2,
+        ("reduce-scatter", "fsdp"): 3,
+        ("all-reduce", "fsdp+expert"): 4 + 1 + 2,
+    },
+}
+EXPERTS = {"num_experts": 8, "num_experts_per_tok": 2, "base_moe_mlp_dim": 16}
+
+
+def test_collectives_of_experts():
+    made = toy({"expert": 2, "fsdp": 2}, **EXPERTS)
+    found = by_place(made.compiled_step.as_text(), made.mesh)
+    assert {place: found[place] for place in EXPERT2_FSDP2} == EXPERT2_FSDP2
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from MaxText import decoder, generate, loss, pipeline, planner, step
 from MaxText.architecture import Segment
 from MaxText.blueprint import ONES, Param
+from MaxText.checkpoint import Store
 from MaxText.errors import PlanError
 from MaxText.layout import STAGE_LAYERS
 from tests import toy as world
@@ -235,6 +236,20 @@ def test_bytes_and_places_of_the_parameters(how):
     assert made.params["embedding"].addressable_shards[0].data.shape == (96, 8)
 
 
+def test_a_checkpoint_fits_any_pipeline_and_none(tmp_path):
+    """The parameters are the same noise on every mesh; so what comes back must be what that mesh starts from."""
+    worlds = [({"pipeline": 2, "fsdp": 2}, TWICE), ({"pipeline": 4}, ONCE), ({}, {})]
+    first, *others = (toy(mesh, **LAYERS, **how) for mesh, how in worlds)
+    with Store(tmp_path, asynchronous=False) as store:
+        store.save(1, first.params, {})
+        for made in others:
+            types = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), made.params)
+            found = store.restore(1, types)
+            for leaf, want in zip(jax.tree.leaves(found), jax.tree.leaves(made.params), strict=True):
+                np.testing.assert_array_equal(leaf, want)
+                assert leaf.sharding == want.sharding
+
+
 @pytest.mark.parametrize("how", [ONCE, TWICE], ids=["owned", "exchanged"])
 def test_text_is_generated_as_on_one_device(how):
     prompt, length = np.tile(np.arange(12, dtype=np.int32), (2, 1)), np.int32(5)
@@ -304,7 +319,7 @@ def test_what_no_pipeline_can_run_is_refused(overrides, words):
 def test_the_screen_says_stages_repeats_microbatches_and_the_bubble():
     made = toy({"pipeline": 2, "fsdp": 2}, **LAYERS, **TWICE)
     assert made.plan.pipeline is not None
-    words = "2 stages x 2 repeats x 1 layers; 2 microbatches in 5 iterations, bubble 20.0 %"
+    words = "2 stages x 2 repeats x 1 layer; 2 microbatches in 5 iterations, bubble 20.0 %"
     assert made.plan.pipeline.describe() == words
 
 

@@ -110,6 +110,32 @@ def test_rules_that_collide_are_refused():
         plan(8, logical_axis_rules=["mlp=fsdp"])
 
 
+def test_experts_need_a_model_that_has_them():
+    with refused("plan.unused-axis", "expert_parallelism = 2", "num_experts=1", "Use fsdp"):
+        plan(8, ici_expert_parallelism=2)
+
+
+EXPERTS = {"num_experts": 6, "num_experts_per_tok": 2, "base_moe_mlp_dim": 16}
+
+
+def test_experts_that_do_not_divide_are_refused():
+    with refused("plan.divisibility", "num_experts=6", "4 ways over expert", "1, 2, 3, 6."):
+        plan(8, ici_expert_parallelism=4, **EXPERTS)
+
+
+@pytest.mark.parametrize(
+    ("changes", "room"),
+    [
+        ({}, "room for 128 rows, 2 times an even share, so that nothing is dropped"),
+        ({"ragged_buffer_factor": 1.25}, "room for 80 rows, 1.25 times an even share, choices beyond that are dropped"),
+        ({"capacity_factor": 1.0}, "room for 72 rows, 1.12 times an even share, choices beyond that are dropped"),
+    ],
+)
+def test_the_plan_says_where_experts_are_and_what_room_they_have(changes, room):
+    (note,) = plan(8, ici_expert_parallelism=2, **EXPERTS, **changes).notes
+    assert note.startswith("6 experts, 3 on each of 2 shards over expert") and room in note
+
+
 @pytest.mark.parametrize(
     ("overrides", "words"),
     [

@@ -39,3 +39,15 @@ def test_one_attempt_is_chosen_and_goodput_covers_all():
 def test_nothing_recorded():
     assert report.summary(goodput.Report(()))
     assert "-" not in report.wall_clock(attempt())
+
+
+def test_the_account_of_the_data():
+    summary = {
+        "rows": 12, "rows_repeated": 2, "rows_unseen": 0, "epochs": 1.2, "tokens": 1000, "padding": 24,
+        "dropped": {"empty": 3}, "parts": {"web": (8, 0.8), "books": (4, 2.0)},
+    }  # fmt: skip
+    said = report.data(summary, [(f"web:{n}", "is not JSON") for n in range(30)])
+    for word in ("12 rows", "1,000 tokens", "24 slots", "1.20 epochs", "2 rows repeated", "3 empty", "web: 8 rows",
+                 "books: 4 rows, 2.00 epochs", "left out: web:0 is not JSON", "and 10 more"):  # fmt: skip
+        assert word in said
+    assert "none" in report.data(summary | {"dropped": {}})

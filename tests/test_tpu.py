@@ -26,29 +26,33 @@ def small(model, slices, axes):
                       global_batch_size=32, ici_fsdp_parallelism=-1, scan_layers=True, **degrees)
     return architecture.scale_down(cfg)
 
-for model in ("llama3.1-8b", "mixtral-8x7b"):
-    for slices, axes in ((1, {}), (2, {"tensor": 2})):
+MESHES = ((1, {}), (2, {"tensor": 2}), (1, {"pipeline": 2}))
+for model, meshes in (("llama3.1-8b", MESHES), ("mixtral-8x7b", (*MESHES, (1, {"expert": 2})))):
+    for slices, axes in meshes:
         cfg = small(model, slices, axes)
         there = hardware.named(sys.argv[1], slices)
         plan = planner.make(cfg, decoder.declare(cfg), there)
         text = aot.compile_step(cfg, plan, there.slice).program.as_text()
-        kinds = ("reduce-scatter", "all-gather", "all-reduce", "megascale")
+        kinds = ("reduce-scatter", "all-gather", "all-reduce", "collective-permute", "ragged-all-to-all", "megascale")
         counts = {kind: len(re.findall(kind if kind == "megascale" else f"{kind}[^ ]*[(]", text)) for kind in kinds}
-        print(json.dumps({"model": model, "slices": slices, "devices": plan.devices, **counts}), flush=True)
+        found = {"model": model, "slices": slices, "axes": axes, "devices": plan.devices}
+        print(json.dumps(found | counts), flush=True)
 """
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("chip", ["v5e-4", "v5p-8", "v6e-4", "tpu7x-8"])
 def test_a_step_compiles_for(chip):
-    """A dense and an expert model, on one slice and on two. Gradients of sharded weights are scattered, not summed
-    whole as on CPU; with two slices something crosses the network between them."""
+    """A dense and an expert model, on one slice, on two, and as a pipeline. Gradients of sharded weights are scattered,
+    not summed whole as on CPU; with two slices something crosses the network between them; stages hand over."""
     if importlib.util.find_spec("libtpu") is None:
         pytest.skip("libtpu is not installed: pip install -r requirements-tpu.txt")
     done = subprocess.run([sys.executable, "-c", COMPILE, chip], cwd=ROOT, capture_output=True, text=True, timeout=900)
     assert done.returncode == 0, done.stderr[-4000:]
     found = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
-    assert len(found) == 4
+    assert len(found) == 7
     for one in found:
         assert one["reduce-scatter"] > 0 and one["all-gather"] > 0, one
         assert (one["megascale"] > 0) == (one["slices"] == 2), one
+        assert "pipeline" not in one["axes"] or one["collective-permute"] > 0, one
+        assert (one["ragged-all-to-all"] > 0) == ("expert" in one["axes"]), one

@@ -95,15 +95,27 @@ def _of_files(name: str, files: Sequence[File], options: dict[str, Any], reader:
 
 
 def _grain(cfg: Config, split: Split) -> list[Source]:
-    options, key = column(cfg, split), f"grain_{split}_files"
+    options = column(cfg, split)
     if split == "eval":
-        return [_of_files("grain", sources.find([cfg.grain_eval_files], key), options, cfg.grain_file_type)]
-    entries = _grain_entries(cfg)
-    found = [
-        (name, sources.find([p.strip() for p in pattern.split(",")] if "{" not in pattern else [pattern], key), weight)
-        for name, pattern, weight in entries
-    ]
-    return [replace(_of_files(n, files, options, cfg.grain_file_type), weight=w) for n, files, w in found]
+        files = _grain_files(cfg, cfg.grain_eval_files, "grain_eval_files")
+        return [_of_files("grain", files, options, cfg.grain_file_type)]
+    entries = [(name, _grain_files(cfg, at, "grain_train_files"), weight) for name, at, weight in _grain_entries(cfg)]
+    return [replace(_of_files(n, files, options, cfg.grain_file_type), weight=w) for n, files, w in entries]
+
+
+def _grain_files(cfg: Config, patterns: str, key: str) -> list[File]:
+    """The files of patterns with commas between them, which must not look like another format."""
+    names = [patterns] if "{" in patterns else [pattern.strip() for pattern in patterns.split(",")]
+    files = sources.find(names, key)
+    for file in files:
+        looks = units.reader_of(file.path)
+        if looks not in ("text", cfg.grain_file_type):
+            raise DataError(
+                f"{file.name} looks like {looks}, but grain_file_type={cfg.grain_file_type}. Set grain_file_type, or "
+                f"{key} to the files of that type.",
+                id="data.format",
+            )
+    return files
 
 
 def _grain_entries(cfg: Config) -> list[tuple[str, str, float]]:

@@ -10,7 +10,8 @@ nothing is lost or repeated at a resume.
 from __future__ import annotations
 
 import json
-from collections import Counter, deque
+import threading
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
@@ -180,8 +181,10 @@ class StreamDataset:
     def __post_init__(self) -> None:
         self._step = 0
         self._latest: tuple[int, Batch] = (-1, {})  # hosts and microbatches ask for a step several times
-        self._states: deque[tuple[int, dict[str, Any]]] = deque(maxlen=_KEPT)
+        self._lock = threading.Lock()  # the feeder draws while the loop asks for the state of an earlier step
+        self._states: dict[int, dict[str, Any]] = {}
         self._begin(0, self.reader.place.as_dict(), 0)
+        self._remember()
 
     def _begin(self, window: int, place: dict[str, Any], used: int) -> None:
         """Stand before row `used` of window number `window`, which begins at `place`."""
@@ -191,22 +194,30 @@ class StreamDataset:
 
     def state_at(self, step: int) -> dict[str, Any]:
         """The state of the consumer before batch `step`: JSON-able."""
-        if step == self._step:
-            return {"step": step, "window": self._window, "place": self._place, "used": self._used}
-        for number, state in self._states:
-            if number == step:
-                return state
-        raise ValueError(f"the state before step {step} is no longer kept; the newest is that before {self._step}")
+        with self._lock:
+            if step in self._states:
+                return self._states[step]
+            kept = f"{min(self._states)}..{max(self._states)}"
+        raise ValueError(f"the state before step {step} is not kept; those before {kept} are")
+
+    def _remember(self) -> None:
+        """Keep the state before the next step, and drop the oldest."""
+        state = {"step": self._step, "window": self._window, "place": self._place, "used": self._used}
+        with self._lock:
+            self._states[self._step] = state
+            self._states.pop(self._step - _KEPT, None)
 
     def seek(self, state: dict[str, Any]) -> None:
         """Go on from what `state_at` gave. DataError for a state of something else."""
         try:
             self._begin(state["window"], state["place"], state["used"])
+            self._step = int(state["step"])
         except (KeyError, TypeError) as error:
             raise DataError(f"the checkpoint holds no state of this stream ({error!r}).", id="data.state") from error
-        self._step = int(state["step"])
         self._latest = -1, {}
-        self._states.clear()
+        with self._lock:
+            self._states.clear()
+        self._remember()
 
     def batch(self, step: int, rows: slice | None = None) -> Batch:
         """As `Dataset.batch`, for the step that is next. Raises DataExhausted where the stream ends before it."""
@@ -217,13 +228,13 @@ class StreamDataset:
     def _draw(self, step: int) -> Batch:
         if step != self._step:
             self.seek(self.state_at(step))
-        self._states.append((step, self.state_at(step)))
         parts, missing = [], self.global_batch
         while missing:
             part = self._take(missing, step)
             missing -= len(part["inputs"])
             parts.append(part)
         self._step = step + 1
+        self._remember()
         return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
     def _take(self, most: int, step: int) -> Batch:

@@ -30,7 +30,7 @@ ALIKE = 1.005  # within half a percent the simpler plan wins
 OFFLOADED = "decoder_layer_input=offload"
 # From the least recomputation to the least memory; the last needs a host with memory of its own.
 POLICIES = ("minimal_with_context", "save_dot_except_mlp", "save_qkv_proj", "save_out_proj", "full", OFFLOADED)
-LARGEST = {"tensor": 16, "context": 8, "expert": 64}
+LARGEST = {"tensor": 16, "context": 8, "expert": 32}
 
 
 class With:
@@ -126,11 +126,13 @@ def _powers(number: int, limit: int) -> list[int]:
 def meshes(cfg: Any, hardware: Hardware) -> Iterator[dict[str, int]]:
     """Degrees within and across slices that multiply to the devices: {key: degree}. Axes set by hand are kept; of the
     others pipeline stays 1, and data takes what fsdp cannot divide."""
-    inside = hardware.devices // hardware.slices
+    inside, rows = hardware.devices // hardware.slices, _rows(cfg, hardware)
     keys = {axis: f"ici_{axis}_parallelism" for axis in MESH_AXES}
     fixed = {axis: getattr(cfg, key) for axis, key in keys.items() if by_hand(cfg, key) and getattr(cfg, key) != -1}
     choices = {
-        axis: [fixed[axis]] if axis in fixed else [n for n in _powers(inside, limit) if _useful(cfg, axis, n)]
+        axis: [fixed[axis]]
+        if axis in fixed
+        else [n for n in _powers(inside, limit) if _useful(cfg, axis, n, rows, hardware.devices)]
         for axis, limit in LARGEST.items()
     }
     others = {axis: fixed.get(axis, 1) for axis in ("pipeline", "fsdp_transpose")}
@@ -139,17 +141,18 @@ def meshes(cfg: Any, hardware: Hardware) -> Iterator[dict[str, int]]:
         rest, odd = divmod(inside, math.prod(degrees.values()))
         if odd or rest == 0:
             continue
-        for data in [fixed["data"]] if "data" in fixed else _powers(rest, 16):
+        for data in [fixed["data"]] if "data" in fixed else _powers(rest, 8):
             fsdp, odd = divmod(rest, data)
             if not odd and fixed.get("fsdp", fsdp) == fsdp:
                 found = degrees | {"data": data, "fsdp": fsdp}
                 yield {keys[axis]: found[axis] for axis in MESH_AXES} | _across(cfg, hardware)
 
 
-def _useful(cfg: Any, axis: str, degree: int) -> bool:
+def _useful(cfg: Any, axis: str, degree: int, rows: int, devices: int) -> bool:
     if axis == "expert" and degree > 1:
         return "expert" in dict(planner.RULES)["experts"] and cfg.num_experts % degree == 0
-    return axis != "context" or cfg.max_target_length // degree >= 2048 or degree == 1
+    long = cfg.max_target_length >= 16_384 or rows < devices  # else rows are enough to split
+    return axis != "context" or degree == 1 or (long and cfg.max_target_length // degree >= 2048)
 
 
 def _across(cfg: Any, hardware: Hardware) -> dict[str, int]:

@@ -47,6 +47,7 @@ def _heading(one: Forecast) -> list[tuple[str, str]]:
         ("model", f"{plan.parameters:,} parameters, {active:,} active; {cfg.num_decoder_layers} layers"),
         ("hardware", f"{where}{hw.devices} devices x {hw.kind}, {hw.processes} hosts, {hw.slices} slices"),
         ("mesh", plan.describe_mesh()),
+        *([("pipeline", plan.pipeline.describe())] if plan.pipeline else []),
         (
             "batch",
             f"{plan.global_batch_size} rows x {cfg.max_target_length} = {plan.tokens_per_step:,} tokens a step, in "

@@ -64,10 +64,14 @@ class Schedule:
         pattern = len(self.segment.pattern)
         outside = (self.segment.repeats - self.pipelined) * pattern
         return (
-            f"{self.stages} stages x {self.repeats} {'repeats' if self.repeats > 1 else 'repeat'} x "
-            f"{self.depth * pattern} layers; {self.microbatches} microbatches in {self.iterations} iterations, bubble "
-            f"{100 * self.bubble:.1f} %" + (f"; {outside} layers of the segment outside" if outside else "")
+            f"{self.stages} stages x {_counted(self.repeats, 'repeat')} x {_counted(self.depth * pattern, 'layer')}; "
+            f"{self.microbatches} microbatches in {self.iterations} iterations, bubble {100 * self.bubble:.1f} %"
+            + (f"; {_counted(outside, 'layer')} of the segment outside" if outside else "")
         )
+
+
+def _counted(count: int, word: str) -> str:
+    return f"{count} {word}{'s' if count > 1 else ''}"
 
 
 def pipelined_segment(cfg: Any) -> Segment:

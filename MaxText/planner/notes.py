@@ -7,6 +7,7 @@ from typing import Any
 
 from MaxText import blueprint, pipeline
 from MaxText.layout import Layout
+from MaxText.planner import capacity
 
 LARGE = 1 << 20  # entries; smaller arrays are whole for good reason
 
@@ -45,4 +46,21 @@ def crossing(schedule: pipeline.Schedule | None, slices: int) -> list[str]:
     return [
         f"the weights of {schedule.pipelined * len(schedule.segment.pattern)} layers cross {slices} slices in every "
         "step, since no stage stores its own; num_pipeline_repeats=1 with all layers in the pipeline avoids that"
+    ]
+
+
+def experts(cfg: Any, layout: Layout, rows: int) -> list[str]:
+    """Where experts lie, and what room a shard of them has, with `rows` rows of a microbatch on each device."""
+    shards = layout.ways("experts")
+    if shards == 1:
+        return []
+    tokens = capacity.Tokens(rows, cfg.max_target_length // layout.ways("activation_length"), cfg.max_target_length)
+    limits = capacity.limits(cfg, tokens, shards)
+    even = tokens.rows * tokens.length * cfg.num_experts_per_tok
+    drops = "choices beyond that are dropped and counted" if limits.can_drop else "so that nothing is dropped"
+    over = " x ".join(layout.axes("experts"))
+    return [
+        f"{cfg.num_experts} experts, {cfg.num_experts // shards} on each of {shards} shards over {over}, which splits "
+        f"all other weights as fsdp does; a shard has room for {limits.buffer:,} rows, {limits.buffer / even:.3g} "
+        f"times an even share, {drops}"
     ]

@@ -117,5 +117,6 @@ def make(cfg: Any, tree: blueprint.Blueprint, hardware: Hardware) -> Plan:
             *notes.padding(cfg, tree, layout),
             *notes.whole_arrays(tree, layout),
             *notes.crossing(schedule, dcn[pipeline.AXIS]),
+            *notes.experts(cfg, layout, rows // cfg.gradient_accumulation_steps // ways),
         ),
     )

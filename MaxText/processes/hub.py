@@ -11,6 +11,7 @@ import selectors
 import socket
 import threading
 import time
+import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -78,6 +79,18 @@ class Hub:
     # --- the thread
 
     def _run(self) -> None:
+        try:
+            self._serve()
+        except Exception as error:
+            traceback.print_exception(error)
+            self._lose(f"the channel of process 0 failed: {error!r}")
+        finally:
+            for line in [*(peer.line for peer in self._peers.values()), *self._strangers]:
+                line.close()
+            self._listener.close()
+            self._selector.close()
+
+    def _serve(self) -> None:
         begun = time.monotonic()
         beat = begun
         while not self._ended:
@@ -94,10 +107,6 @@ class Hub:
                 beat = now
                 self._tell_all(beat=1)
             self._watch(now)
-        for line in [*(peer.line for peer in self._peers.values()), *self._strangers]:
-            line.close()
-        self._listener.close()
-        self._selector.close()
 
     def _accept(self) -> None:
         sock, _ = self._listener.accept()

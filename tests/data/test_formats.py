@@ -262,6 +262,16 @@ def test_grain_files_are_a_mixture():
         assert caught.value.id == "data.mixture"
 
 
+def test_grain_files_of_another_format():
+    write("a.tfrecord")
+    cfg = make_config(dataset_type="grain", grain_train_files="a.tfrecord")
+    with pytest.raises(DataError, match="grain_file_type") as caught:
+        open_split(cfg, tokenizer.make(cfg), "train", 4)
+    assert caught.value.id == "data.format"
+    cfg = make_config(dataset_type="grain", grain_train_files="a.tfrecord", grain_file_type="tfrecord")
+    assert open_split(cfg, tokenizer.make(cfg), "train", 4).documents == len(KEPT)
+
+
 def test_a_library_that_is_missing_is_named(monkeypatch):
     import sys
 

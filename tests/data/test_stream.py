@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from MaxText import tokenizer
-from MaxText.data import stream
+from MaxText.data import Feeder, stream
 from MaxText.data.corpus import Words
 from MaxText.data.stream import Reader, StreamDataset
 from MaxText.data.units import Unit
@@ -111,6 +111,18 @@ def test_what_was_prepared_ahead_is_no_loss():
     assert np.array_equal(d.batch(4)["inputs"], batches[4]["inputs"])  # also without a restart
     with pytest.raises(ValueError):
         d.state_at(10**6)
+
+
+def test_states_are_asked_for_while_batches_are_drawn():
+    d, states = make(batch=2), {}
+    with Feeder(d, 0, 400, lambda batch: batch, ahead=50) as feeder:
+        for step, _ in feeder:
+            states[step] = d.state_at(step + 1)
+    again = make(batch=2)
+    for step in (0, 57, 398):
+        again.seek(json.loads(json.dumps(states[step])))
+        assert again.state_at(step + 1) == states[step]
+        again.batch(step + 1)
 
 
 def test_hosts_and_microbatches_ask_several_times():

@@ -253,6 +253,13 @@ def test_a_round_that_somebody_does_not_enter_ends():
         assert "process 2 (host2" in made[0].lost and '"save"' in made[0].lost
 
 
+def test_a_channel_that_fails_tells_so():
+    with members(2) as made:
+        made[1]._member.send(round="without a limit")
+        for one in made:
+            assert one.ended.wait(3) and "channel of process 0 failed" in one.lost
+
+
 def test_leave():
     made = group_of(3)
     assert together([lambda one=one: one.leave(75, "stopped") for one in made]) == [True, False, False]

@@ -20,6 +20,10 @@ SLICED = {"num_slices": 2, "ici_fsdp_parallelism": 4, "dcn_data_parallelism": 2}
 HOW = {"learning_rate_schedule_steps": 6, "eval_interval": 3, "checkpoint_period": 2}
 
 
+THREE: dict[str, Any] = {"ici_data_parallelism": 3, "ici_fsdp_parallelism": 1, "global_batch_size": 12}
+THREE |= {"log_period": 1, "steps": 10_000, "eval_files": []}
+
+
 def compare(found: list[dict[str, Any]], wanted: list[dict[str, Any]]) -> None:
     """The same records up to the order in which a sum over devices is taken."""
     assert [record.keys() for record in found] == [record.keys() for record in wanted]
@@ -139,7 +143,7 @@ def test_a_process_that_hangs_is_named(tmp_path, clean_environ, id):
 
 @pytest.mark.slow
 def test_one_of_three_is_killed_and_both_others_name_it(tmp_path, clean_environ):
-    world = World(tmp_path, clean_environ, 3, 1, log_period=1, steps=10_000, eval_files=[], global_batch_size=12)
+    world = World(tmp_path, clean_environ, 3, 1, **THREE)
     world.until("completed step: 5,")
     world.processes[1].kill()
     assert world.end(20) == [77, -signal.SIGKILL, 77]
@@ -148,7 +152,7 @@ def test_one_of_three_is_killed_and_both_others_name_it(tmp_path, clean_environ)
 
 @pytest.mark.slow
 def test_the_first_process_is_killed(tmp_path, clean_environ):
-    world = World(tmp_path, clean_environ, 3, 1, log_period=1, steps=10_000, eval_files=[], global_batch_size=12)
+    world = World(tmp_path, clean_environ, 3, 1, **THREE)
     world.until("completed step: 5,")
     world.processes[0].kill()
     assert world.end(20) == [-signal.SIGKILL, 77, 77]

@@ -21,7 +21,7 @@ class World:
             self.address = f"127.0.0.1:{one.getsockname()[1]}"
         flags = {"XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}"}
         several = {"JAX_COORDINATOR_ADDRESS": self.address, "JAX_NUM_PROCESSES": str(count)} if count > 1 else {}
-        how = {"jax_distributed_initialization_timeout": 100, "process_wait_timeout": 100} | overrides
+        how = {"jax_distributed_initialization_timeout": 150, "process_wait_timeout": 150} | overrides
         places = [{"JAX_PROCESS_ID": str(id)} if count > 1 else {} for id in range(count)]
         self.processes: list[subprocess.Popen[str]] = []
         self.out: list[str] = []
@@ -44,14 +44,14 @@ class World:
             for line in pipe:
                 texts[id] += line
 
-    def until(self, text: str, limit: float = 100) -> None:
+    def until(self, text: str, limit: float = 150) -> None:
         """Wait until process 0 has said `text`."""
         stop = time.monotonic() + limit
         while text not in self.out[0]:
             assert time.monotonic() < stop and self.processes[0].poll() is None, self.out + self.err
             time.sleep(0.02)
 
-    def end(self, limit: float = 100) -> list[int]:
+    def end(self, limit: float = 150) -> list[int]:
         """The exit codes of all, in order of their ids; nothing is left running."""
         stop = time.monotonic() + limit
         try:
