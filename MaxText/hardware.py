@@ -143,6 +143,7 @@ def _cpu(devices: int, flops: float, copied: float) -> catalogue.Chip:
         devices_per_chip=devices,
         matrix_unit=1,
         matmul_share=1.0,
+        vector_bfloat16=True,
         naming="chips",
         dims=1,
         largest=1,

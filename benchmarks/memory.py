@@ -133,7 +133,7 @@ def report(known: dict[str, Any]) -> dict[str, Any]:
         if name(cell) not in known:
             continue
         cfg, plan, found = planned(cell)
-        needs, said = memory.forecast(cfg, plan, found.platform), known[name(cell)]
+        needs, said = memory.forecast(cfg, plan, found), known[name(cell)]
         total = said["arguments"] + said["temporary"]
         states.append(abs(said["arguments"] / (plan.state_bytes + needs.batch) - 1))
         errors.append(needs.total / total - 1)

@@ -40,6 +40,7 @@ class Chip:
     devices_per_chip: int
     matrix_unit: int
     matmul_share: float
+    vector_bfloat16: bool
     naming: str
     dims: int
     largest: int
@@ -72,6 +73,7 @@ def _read(name: str, fields: dict[str, Any]) -> Chip:
         largest=slices["largest"],
         wraps=str(slices["wraps"]),
         matmul_share=values.pop("matmul_share", 1.0),
+        vector_bfloat16=values.pop("vector_bfloat16", True),
         sources=MappingProxyType(sources),
         **values,
     )

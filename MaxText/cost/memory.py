@@ -10,6 +10,7 @@ from MaxText import blueprint, remat
 from MaxText.architecture import LayerSpec
 from MaxText.cost.sizes import BYTES, Layers, Sizes, layers, per_device, sizes, used
 from MaxText.cost.work import expert_rows, redone
+from MaxText.hardware import Hardware
 from MaxText.layout import Layout
 from MaxText.planner import Plan
 
@@ -79,7 +80,7 @@ def unnamed(cfg: Any, spec: LayerSpec, layout: Layout, size: Sizes, flashes: boo
     if spec.experts:
         rows = size.itemsize * expert_rows(cfg, size)
         found += rows * (cfg.emb_dim + cfg.moe_mlp_dim / used(layout, "moe_mlp"))
-    return found + (0.0 if flashes else scores(spec, layout, size, size.itemsize))
+    return found + (0.0 if flashes else scores(spec, layout, size, 4))
 
 
 def scores(spec: LayerSpec, layout: Layout, size: Sizes, itemsize: int) -> float:
@@ -109,36 +110,32 @@ def gathered(tree: blueprint.Blueprint, count: int, layout: Layout, cfg: Any) ->
     return total
 
 
-def forecast(cfg: Any, plan: Plan, platform: str) -> Memory:
-    """Bytes by class. At the worst moment the gradients are there, what the layers saved, and either the logits or the
-    backward pass of the largest layer: its gathered weights, what it computes again, and its workspace."""
-    size, layout = sizes(cfg, plan), plan.layout
+def forecast(cfg: Any, plan: Plan, hardware: Hardware) -> Memory:
+    """Bytes by class. At the worst moment the gradients are there, what the layers saved, and the logits or the
+    backward pass of the largest layer: what it gathers, computes again and works with. Chips whose vector units know
+    no bfloat16 work in float32 on what was saved, and were seen to hold both at once (docs/planner.md)."""
+    size, layout, platform = sizes(cfg, plan), plan.layout, hardware.platform
     everything = layers(cfg, plan.tree)
+    stages = plan.mesh_shape["pipeline"]
+    wide = hardware.slice is not None and not hardware.slice.chip.vector_bfloat16 and cfg.dtype == "bfloat16"
     kept = {one.path: saved(cfg, one, layout, size, flash(cfg, platform, one.spec)) for one in everything}
-    times = {one.path: one.count * _idle_too(plan, one.path) for one in everything}
-    by_layer = {path: times[path] * kept[path][0] for path in times}
-    host = sum(times[path] * kept[path][1] for path in times)
+    by_layer = {one.path: one.count / stages * kept[one.path][0] * (2 if wide else 1) for one in everything}
+    host = sum(one.count / stages * kept[one.path][1] for one in everything)
     logits = _logits(cfg, layout, size)
     experts = max((_experts(cfg, one.spec, layout, size) for one in everything if one.spec.experts), default=0.0)
-    layer = max(_layer(cfg, one, layout, size, flash(cfg, platform, one.spec)) for one in everything)
+    layer = max(_layer(cfg, one, layout, size, flash(cfg, platform, one.spec), 1 if wide else 2) for one in everything)
     return Memory(
         parameters=plan.parameter_bytes,
         optimizer=plan.optimizer_bytes,
         gradients=_gradients(cfg, plan),
         activations=sum(by_layer.values()),
-        logits=max(logits - layer - experts, 0.0) if logits > layer + experts else 0.0,
+        logits=logits if wide else max(logits - layer - experts, 0.0),
         experts=experts,
         transient=layer,
         batch=5 * 4 * size.tokens * plan.microbatches,
         host=host,
         saved_by_layer=by_layer,
     )
-
-
-def _idle_too(plan: Plan, path: str) -> float:
-    """A stage of the pipeline holds P times fewer layers, of P times more tokens; it keeps its idle iterations too."""
-    schedule = plan.pipeline
-    return 1 / (1 - schedule.bubble) if schedule and path.startswith(f"decoder/{schedule.segment.name}/") else 1.0
 
 
 def _gradients(cfg: Any, plan: Plan) -> float:
@@ -148,9 +145,9 @@ def _gradients(cfg: Any, plan: Plan) -> float:
 
 
 def _logits(cfg: Any, layout: Layout, size: Sizes) -> float:
-    """Logits of a microbatch (a chunk of them with num_vocab_tiling) in float32 with their gradient."""
+    """Logits of a microbatch (a chunk of them with num_vocab_tiling) in float32; their gradient takes their place."""
     vocab = cfg.vocab_size / used(layout, "vocab") / cfg.num_vocab_tiling
-    return size.tokens * vocab * (4 + 4)
+    return size.tokens * vocab * 4
 
 
 def _experts(cfg: Any, spec: LayerSpec, layout: Layout, size: Sizes) -> float:
@@ -159,12 +156,12 @@ def _experts(cfg: Any, spec: LayerSpec, layout: Layout, size: Sizes) -> float:
     return size.itemsize * rows * (3 * cfg.emb_dim + 3 * cfg.moe_mlp_dim / used(layout, "moe_mlp"))
 
 
-def _layer(cfg: Any, one: Layers, layout: Layout, size: Sizes, flashes: bool) -> float:
+def _layer(cfg: Any, one: Layers, layout: Layout, size: Sizes, flashes: bool, copies: int) -> float:
     """Weights of use, and what the backward pass of one layer holds at once."""
     weights = gathered(one.tree, one.count, layout, cfg)
     found = named(cfg, one.spec, layout, size)
     again = sum(count for name, count in found.items() if not name.startswith("moe_"))
     workspace = unnamed(cfg, one.spec, layout, size, True)
     if not flashes:
-        workspace += scores(one.spec, layout, size, 4) * 2
+        workspace += scores(one.spec, layout, size, 4) * copies
     return weights + again + workspace

@@ -93,7 +93,7 @@ def of_plan(
 ) -> Forecast:
     """The forecast of a plan that is made already."""
     hardware = hardware_room.with_rates(hardware)
-    needs = memory.forecast(cfg, plan, hardware.platform)
+    needs = memory.forecast(cfg, plan, hardware)
     time = timing.forecast(cfg, plan, hardware.slice, cost.load()) if hardware.slice else None
     found = tuple(_collectives(cfg, plan, hardware))
     return Forecast(

@@ -213,7 +213,7 @@ def _fewest(
             if last is None:
                 raise
             break
-        needs = memory.forecast(here, plan, hardware.platform).total
+        needs = memory.forecast(here, plan, hardware).total
         mesh = {axis: plan.mesh_shape[axis] for axis in MESH_AXES}
         last = Tried(mesh, name, count, here._changes, needs, None)
         if hardware.memory_bytes is None or needs <= ROOM * hardware.memory_bytes:
