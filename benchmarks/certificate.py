@@ -1,18 +1,22 @@
 """The gradient certificate: every axis of the mesh, and every pair of axes, computes what one device computes.
 
-    python -m benchmarks.certificate [BLOCK ...] [cut=AXIS[+AXIS]] [part=K/N] [out=docs/certificate.md]
+    python -m benchmarks.certificate [BLOCK ...] [cut=AXIS[+AXIS]] [part=K/N] [save=CELLS.json]
+    python -m benchmarks.certificate from=CELLS.json[,CELLS.json...] out=docs/certificate.md
 
 For each kind of block and each cut of size two (or two by two) over virtual CPU devices: the loss, and the gradient of
 every parameter, in float32 under plain SGD, at the first step and at the fifth, against the same steps on one device.
 An error is |gradient - reference| / |reference|, of the worst parameter; the bar is 1e-5. The bytes of a training
-state on each device must equal the plan's to the byte. `part=2/7` takes every seventh cell from the second on. A cut
-that the planner refuses for a block is shown with its reason; exit code 1 if any cell fails."""
+state on each device must equal the plan's to the byte. `part=2/7` takes every seventh cell from the second on; parts
+run side by side, and one page is made of what they saved. A cut that the planner refuses for a block is shown with its
+reason; exit code 1 if any cell fails."""
 
 # ruff: noqa: E402 (the environment comes before JAX)
 from __future__ import annotations
 
+import dataclasses
 import functools
 import itertools
+import json
 import math
 import os
 import sys
@@ -240,9 +244,9 @@ def _error(found: np.ndarray, wanted: np.ndarray) -> float:
 def table(cells: list[Cell]) -> str:
     """Markdown: blocks down, cuts across in rows, the worst gradient error in each cell."""
     by_key = {(cell.block, cell.cut): cell for cell in cells}
-    blocks = list(dict.fromkeys(cell.block for cell in cells))
+    blocks = [block for block in BLOCKS if any(cell.block == block for cell in cells)]
     lines = [f"| cut | {' | '.join(blocks)} |", f"| --- |{' ---: |' * len(blocks)}"]
-    for cut in dict.fromkeys(cell.cut for cell in cells):
+    for cut in sorted({cell.cut for cell in cells}, key=CUTS.index):
         found = [by_key.get((block, cut)) for block in blocks]
         lines.append(f"| {' x '.join(cut)} | {' | '.join(map(_shown, found))} |")
     reasons = sorted({f"{cell.block}: {cell.refused}" for cell in cells if cell.refused})
@@ -262,7 +266,7 @@ def document(cells: list[Cell]) -> str:
     tried = [cell for cell in cells if not cell.refused]
     return f"""# The gradient certificate
 
-Made by `python -m benchmarks.certificate out=docs/certificate.md` with JAX {jax.__version__}: {len(tried)} cells, of
+Made by `python -m benchmarks.certificate` with JAX {jax.__version__}: {len(tried)} cells, of
 which {sum(cell.holds for cell in tried)} hold, and {len(cells) - len(tried)} refusals. In each cell a toy of the block
 runs five steps of plain SGD in float32, cut in two along each axis named, over virtual CPU devices. The figure is the
 worst relative error of any parameter's gradient, at the first step and at the fifth, against one device; the bar is
@@ -273,16 +277,23 @@ byte.
 """
 
 
+def read(path: Path) -> list[Cell]:
+    """The cells that a part saved."""
+    return [Cell(**cell | {"cut": tuple(cell["cut"])}) for cell in json.loads(path.read_text(encoding="utf-8"))]
+
+
 def main(arguments: list[str]) -> int:
     """Run the cells asked for, print each as it is done; the exit code says whether all hold."""
     options = dict(a.split("=", 1) for a in arguments if "=" in a)
     blocks = [a for a in arguments if "=" not in a] or list(BLOCKS)
     cuts = [tuple(options["cut"].split("+"))] if "cut" in options else list(CUTS)
     part, of = map(int, options.get("part", "1/1").split("/"))
-    cells = []
-    for block, cut in list(itertools.product(blocks, cuts))[part - 1 :: of]:
+    cells = [cell for name in options.get("from", "").split(",") if name for cell in read(Path(name))]
+    for block, cut in [] if cells else list(itertools.product(blocks, cuts))[part - 1 :: of]:
         cells.append(certify(block, cut))
         print(cells[-1], flush=True)
+    if "save" in options:
+        Path(options["save"]).write_text(json.dumps([dataclasses.asdict(cell) for cell in cells]), encoding="utf-8")
     if "out" in options:
         Path(options["out"]).write_text(document(cells), encoding="utf-8")
     failed = [cell for cell in cells if not cell.holds]

@@ -16,6 +16,7 @@ while read -r line; do
 )" # quotes and comments are the shell's
   count=$((count + 1))
   case $line in
+    *plan_only=true*) ;; # spends nothing
     *" train.py "*) words+=("${small[@]}" "base_output_directory=$out" "run_name=run$count") ;;
   esac
   words=("${words[@]/runs\/base/$out/run1}")
