@@ -78,7 +78,7 @@ def _memory(hardware: Hardware, needs: memory.Memory) -> Iterator[str]:
 
 
 def _attention(cfg: Any, plan: planner.Plan, hardware: Hardware) -> Iterator[str]:
-    """The program's own attention writes its scores out, on every platform; published times are of kernels that do not."""
+    """The program's own attention writes its scores out, on every platform; kernels of published runs do not."""
     specs = [one.spec for one in sizes.layers(cfg, plan.tree)]
     if not any(memory.flash(cfg, hardware.platform, spec) for spec in specs):
         return
