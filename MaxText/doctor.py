@@ -36,6 +36,7 @@ class Finding:
         return f"{self.rule}: {self.problem}{lines}"
 
 
+FATAL = ("legality", "memory")  # rules whose findings keep a recipe from running
 Rule = Callable[[Forecast], Finding | None]
 RULES: dict[str, Rule] = {}
 
@@ -236,10 +237,12 @@ def _illegal(cfg: Any, hardware: Hardware, refused: PlanError) -> Finding:
 
 
 def doctor(arguments: Sequence[str]) -> str:
-    """The verb. Raises whatever config.load raises, and PlanError for a hardware that is none."""
+    """The verb. Raises whatever config.load raises, and PlanError for a hardware that is none, or with what was found
+    ("doctor.cannot-run") where the recipe as it is cannot run."""
     apply = "--apply" in arguments
     given = [argument for argument in arguments if argument != "--apply"]
     said: list[str] = []
+    findings: list[Finding] = []
     for _ in range(ROUNDS):
         findings = _look(given)
         said += [found.text() for found in findings] or ["nothing found" if not said else "nothing more found"]
@@ -247,6 +250,9 @@ def doctor(arguments: Sequence[str]) -> str:
         if not apply or not cures:
             break
         said.append(_write(Path(given[0]), cures, given[1:]))
+        findings = []
+    if any(found.rule in FATAL for found in findings):
+        raise PlanError("\n".join(said), id="doctor.cannot-run")
     return "\n".join(said)
 
 

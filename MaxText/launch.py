@@ -18,12 +18,12 @@ from dataclasses import dataclass, field
 from typing import IO, Any
 
 from MaxText import config
-from MaxText.errors import ConfigError
+from MaxText.errors import ConfigError, PeerLost
 
 USAGE = """usage: python -m MaxText launch [target=local] processes=N [key=value ...] -- train.py CONFIG ...
   target=local            processes on this machine
   processes=N             how many
-  devices_per_process=M   virtual CPU devices of each; left out: this many as the mesh asks for
+  devices_per_process=M   virtual CPU devices of each; left out: as many as the mesh asks for
   slices=K                equal parts of the devices that stand for slices, for the dcn_* axes: num_slices=K"""
 GRACE_SECONDS = 15.0  # between the end of one process and SIGKILL for those that have not followed it
 FAREWELL_SECONDS = 120.0  # the same where the first one ended well
@@ -58,7 +58,8 @@ class Child:
 
 
 def run(arguments: Sequence[str]) -> int:
-    """The verb: returns the exit code of the first process that failed (128 + n for signal n), else 0.
+    """The verb: returns the exit code of the first process that failed, else 0. A process that a signal n ended counts
+    as 77 where the others noticed its loss, else as 128 + n.
 
     Raises ConfigError: "launch.usage", or what is wrong with the configuration, before anything is started.
     """
@@ -86,6 +87,8 @@ def parse(arguments: Sequence[str]) -> Order:
         raise _usage(f"{', '.join(bad)}: not a number from 0 to 9999")
     if int(numbers.get("processes", 0)) < 1 or not command:
         raise _usage("processes=N, and a command after --, are needed")
+    if not command[0].endswith(".py"):
+        raise _usage(f"{command[0]} is no Python file; after -- comes train.py CONFIG ...")
     slices = int(numbers["slices"])
     return Order(
         int(numbers["processes"]),
@@ -185,6 +188,8 @@ class Launch:
                 deadline = time.monotonic() + (GRACE_SECONDS if failed else FAREWELL_SECONDS)
         if failed is None or failed.code is None:
             return 0
+        if failed.code < 0 and any(child.code == PeerLost.exit_code for child in self._children):
+            return PeerLost.exit_code  # as those say that were left: run the same command again
         return failed.code if failed.code > 0 else 128 - failed.code
 
     def _next(self, deadline: float) -> Child:

@@ -109,7 +109,8 @@ class Records:
         """A held-out loss after `done` steps; filed under the last finished step."""
         self.metrics.write({"step": done - 1, **result})
         per_byte = f", {result['eval_loss_per_byte']:.4f} nats/byte" if "eval_loss_per_byte" in result else ""
-        self.say(f"held-out loss after {done} steps: {result['eval_loss']:.4f} nats/token{per_byte}")
+        over = f", over {result['eval_total_weights']:,.0f} tokens"
+        self.say(f"held-out loss after {done} steps: {result['eval_loss']:.4f} nats/token{per_byte}{over}")
 
     @contextlib.contextmanager
     def activity(self, kind: str) -> Iterator[None]:

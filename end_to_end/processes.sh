@@ -37,7 +37,7 @@ until [ "$(saved)" -ge 1 ] && ls "$run"/checkpoints/*/manifest.json >/dev/null 2
 victim=$(pgrep -P $launcher | tail -n 1)
 kill -9 "$victim"
 code=0 && wait $launcher || code=$?
-[ $code = 137 ] || fail "exit code $code, not that of the first that failed, 128 + 9"
+[ $code = 77 ] || fail "exit code $code, not that of a lost process"
 grep -q "pid $victim) is gone" "$out/said" || fail "the lost process was not named"
 grep -q 'process 0 ended with exit code 77' "$out/said" || fail "the survivor did not end with 77"
 ! pgrep -f "base_output_directory=$out" >/dev/null || fail "a process was left behind"

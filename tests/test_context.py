@@ -69,12 +69,11 @@ def test_a_ring_has_the_gradients_of_one_device(mesh):
 def test_every_model_has_the_gradients_of_one_device(model_name, strategy):
     wanted, one = gradients(model_name)
     found, split = gradients(model_name, (("fsdp", 2), ("context", 2)), context_parallel_strategy=strategy)
-    other, _ = gradients(model_name, (("fsdp", 2),))
-    alive = {path: x for path, x in wanted.items() if x.any()}  # an expert that nobody chose learns nothing
-    # Parameters drawn hot magnify rounding, and more in some models than in others: how much, another mesh shows.
-    rounding = max(np.linalg.norm(other[path] - x) / np.linalg.norm(x) for path, x in alive.items())
-    assert rounding < 5e-5
-    assert_close({path: found[path] for path in alive}, alive, max(1e-5, 4 * rounding))
+    # Some gradients are zero but for rounding: of an expert that nobody chose, of a scale that the last norm undoes.
+    whole = np.sqrt(sum(np.linalg.norm(x) ** 2 for x in wanted.values()))
+    alive = {path: x for path, x in wanted.items() if np.linalg.norm(x) > 1e-7 * whole}
+    assert_close({path: found[path] for path in alive}, alive, 2e-5)  # weights drawn hot: 1.6e-6 to 1.6e-5 seen
+    assert all(np.linalg.norm(found[path]) < 1e-6 * whole for path in wanted.keys() - alive.keys())
     assert split == pytest.approx(one, rel=1e-5)
 
 

@@ -9,7 +9,7 @@ import pytest
 from MaxText import tokenizer
 from MaxText.data import prepare
 
-from .runs import records, run, toy_config
+from tests.runs import records, run, toy_config
 
 pytestmark = pytest.mark.slow
 

@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 
 from MaxText import config, doctor, hardware
-from MaxText.errors import ConfigError
+from MaxText.errors import ConfigError, PlanError
 
 ROOT = Path(__file__).parents[1]
 GOOD = {
     "model_name": "llama3.1-8b",
     "hardware": "v5p-32",
     "max_target_length": 4096,
-    "per_device_batch_size": 4.0,
+    "per_device_batch_size": 2.0,
     "remat_policy": "minimal_with_context",
     "dtype": "bfloat16",
     "scan_layers": True,
@@ -25,7 +25,12 @@ TRIPS = {
     "remat": {"remat_policy": "full"},
     "accumulation": {"gradient_accumulation_steps": 4, "per_device_batch_size": 1.0},
     "precision": {"dtype": "float32", "per_device_batch_size": 1.0},
-    "slices": {"hardware": "2xv5p-32", "dcn_fsdp_parallelism": 2, "dcn_data_parallelism": 1},
+    "slices": {
+        "hardware": "2xv5p-32",
+        "dcn_fsdp_parallelism": 2,
+        "dcn_data_parallelism": 1,
+        "per_device_batch_size": 3.0,
+    },
     "copies": {"model_name": "llama3.2-1b", "ici_data_parallelism": 16, "ici_fsdp_parallelism": 1},
     "tensor": {"ici_tensor_parallelism": 8, "per_device_batch_size": 1.0},
     "unrolled": {"scan_layers": False},
@@ -84,6 +89,13 @@ def test_apply_writes_and_looks_again(tmp_path):
     assert "remat: " in said and "checkpoints: " in said and "nothing more found" in said
     assert "remat_policy: full" not in text and "# small" in text and "hardware: v5p-32  # ours" in text
     assert doctor.doctor([str(file)]) == "nothing found"
+
+
+def test_a_recipe_that_cannot_run_has_the_exit_code_of_a_plan():
+    given = [str(ROOT / "configs/base.yml"), "model_name=llama3.1-405b", "hardware=v5e-16"]
+    with pytest.raises(PlanError) as caught:
+        doctor.doctor(given)
+    assert caught.value.id == "doctor.cannot-run" and "take more devices" in str(caught.value)
 
 
 def test_apply_refuses_to_write_what_the_command_line_overrules(tmp_path):

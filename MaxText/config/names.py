@@ -80,10 +80,14 @@ _BY_SENTENCE: dict[str, str] = {
     "the first prediction is the one that is evaluated": "mtp_eval_target_module",
     # precision, mesh, memory
     "use dtype=bfloat16": "quantization use_qwix_quantization *_quantization_calibration_method",
+    "the sequence is split by ici_context_parallelism, dcn_context_parallelism": """
+        ici_sequence_parallelism dcn_sequence_parallelism""",
+    "use ici_context_parallelism with context_parallel_strategy=ulysses": """
+        ici_context_usp_ulysses_parallelism dcn_context_usp_ulysses_parallelism""",
     "the mesh has no such axis; use data, fsdp, fsdp_transpose or tensor": """
-        ici_diloco_parallelism ici_sequence_parallelism ici_context_usp_ulysses_parallelism
+        ici_diloco_parallelism
         ici_context_autoregressive_parallelism ici_tensor_sequence_parallelism ici_autoregressive_parallelism
-        dcn_diloco_parallelism dcn_sequence_parallelism dcn_context_usp_ulysses_parallelism
+        dcn_diloco_parallelism
         dcn_context_autoregressive_parallelism dcn_tensor_sequence_parallelism dcn_autoregressive_parallelism""",
     "the order of devices is the planner's; leave it out": "allow_split_physical_axes optimize_mesh_for_tpu_v6e",
     "sharding is always explicit (Shardy); leave it out": "shard_mode shardy",

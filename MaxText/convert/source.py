@@ -114,9 +114,21 @@ def _hugging_face(path: Path, overrides: Mapping[str, Any]) -> Source:
         left.append(_copy_of_embedding(path, tensors))
     mapping.require_fit(links, {name: tensor.shape for name, tensor in tensors.items()}, str(path))
     dtypes = {name: tensor.dtype for name, tensor in tensors.items()}
+    _require_numbers(path, dtypes)
     notes = [f"left out: {', '.join(left[:6])}{' ...' if len(left) > 6 else ''} ({len(left)} tensors)"] if left else []
     weights = Foreign(links, lambda name: tensors[name].read(), dtypes)
     return Source(path, "Hugging Face", cfg, recipe, tree, weights, notes)
+
+
+def _require_numbers(path: Path, dtypes: Mapping[str, np.dtype]) -> None:
+    """Integers are quantised weights whose scale is elsewhere, or damage: StorageError("convert.integers")."""
+    if wrong := [f"{name} ({dtype.name})" for name, dtype in dtypes.items() if dtype.kind in "iub"]:
+        more = f" and {len(wrong) - 3} more" if len(wrong) > 3 else ""
+        raise StorageError(
+            f"{path}: {', '.join(wrong[:3])}{more}: whole numbers instead of weights. Quantised models are not read; "
+            "take the folder with float32, bfloat16 or float16 weights. [convert.integers]",
+            id="convert.integers",
+        )
 
 
 def _copy_of_embedding(path: Path, tensors: dict[str, safetensors.Tensor]) -> str:

@@ -63,7 +63,14 @@ def _weight_dtype(stored: Mapping[str, np.dtype], source: Source) -> str:
 
 def _pieces(source: Source, path: str, param: blueprint.Param, dtype: np.dtype) -> Iterator[np.ndarray]:
     for index in pieces(param):
-        yield source.weights.read(path, index).astype(dtype, copy=False)
+        piece = source.weights.read(path, index)
+        if not np.isfinite(piece).all():
+            place = path if index is None else f"{path}, layer {index} of its segment"
+            raise StorageError(
+                f"{source.path}: the weights for {place} are not all finite. [convert.not-finite]",
+                id="convert.not-finite",
+            )
+        yield piece.astype(dtype, copy=False)
 
 
 def export_model(

@@ -33,7 +33,7 @@ def _filled(degrees: dict[str, int], total: int, level: str, what: str) -> dict[
         raise PlanError(
             f"{shown}: the product of the fixed degrees is {fixed}, but there are {total} {what}. "
             f"{'It must divide' if free else 'It must equal'} {total}: change a degree, or set one to -1 to fill up"
-            + (", or num_cpu_devices to simulate more devices on a CPU." if level == "ici" else "."),
+            + (", or num_cpu_devices to simulate more devices on a CPU." if what.startswith("cpu") else "."),
             id="plan.mesh",
         )
     return degrees

@@ -9,7 +9,8 @@ from MaxText import blueprint, pipeline
 from MaxText.layout import Layout
 from MaxText.planner import capacity
 
-LARGE = 1 << 20  # entries; smaller arrays are whole for good reason
+# An array of as many entries, and of that share of the parameters; smaller ones are whole for good reason.
+LARGE, SHARE = 1 << 20, 0.001
 
 
 def padding(cfg: Any, tree: blueprint.Blueprint, layout: Layout) -> list[str]:
@@ -27,11 +28,12 @@ def padding(cfg: Any, tree: blueprint.Blueprint, layout: Layout) -> list[str]:
 def whole_arrays(tree: blueprint.Blueprint, layout: Layout) -> list[str]:
     """Large parameters that every one of several devices holds whole."""
     devices = math.prod(size for _, size in layout.sizes)
+    every = blueprint.count(tree)
     whole = [(path, p) for path, p in blueprint.leaves(tree) if all(layout.ways(dim) == 1 for dim in p.axes)]
-    large = [(path, p) for path, p in whole if p.size >= LARGE]
+    large = [(path, p) for path, p in whole if p.size >= max(LARGE, SHARE * every)]
     if devices == 1 or not large:
         return []
-    total, every = sum(p.size for _, p in large), blueprint.count(tree)
+    total = sum(p.size for _, p in large)
     names = ", ".join(path for path, _ in large[:3]) + (", ..." if len(large) > 3 else "")
     return [
         f"{len(large)} large arrays ({names}), {total / every:.0%} of the parameters, are whole on each of {devices} "

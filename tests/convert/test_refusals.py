@@ -25,6 +25,7 @@ from tests.runs import ROOT, tree
 EXIT_CODES = {
     "convert.no-source": 4, "convert.unknown-source": 4, "convert.no-weights": 4, "score.array": 4,
     "convert.damaged": 7, "convert.truncated": 7, "convert.dtype": 7, "convert.index": 7, "convert.unfit": 7,
+    "convert.integers": 7, "convert.not-finite": 7,
     "convert.refused": 2, "convert.unknown-family": 2, "config.heads": 2, "config.experts-per-token": 2,
 }  # fmt: skip
 
@@ -53,6 +54,16 @@ def refused(source: Path, id: str, *said: str) -> None:
     assert text.count(f"[{id}]") == 1 and all(word in text for word in said), text
     assert text.count(str(source)) <= 2 and "Errno" not in text, text
     assert tree(source.parent) == before and not out.exists()
+
+
+def test_whole_numbers_are_no_weights(copy: Path):
+    rewrite(copy, lambda tensors: tensors.update({"model.norm.weight": tensors["model.norm.weight"].astype(np.int8)}))
+    refused(copy, "convert.integers", "model.norm.weight (int8)")
+
+
+def test_weights_that_are_not_finite(copy: Path):
+    rewrite(copy, lambda tensors: tensors["model.norm.weight"].__setitem__(3, np.nan))
+    refused(copy, "convert.not-finite", "final_norm")
 
 
 def test_a_missing_an_extra_and_a_misshapen_tensor_are_one_table(copy: Path):
