@@ -8,7 +8,6 @@ import pytest
 
 from MaxText import tokenizer
 from MaxText.data import prepare
-
 from tests.runs import records, run, toy_config
 
 pytestmark = pytest.mark.slow
