@@ -87,8 +87,8 @@ def parse(arguments: Sequence[str]) -> Order:
         raise _usage(f"{', '.join(bad)}: not a number from 0 to 9999")
     if int(numbers.get("processes", 0)) < 1 or not command:
         raise _usage("processes=N, and a command after --, are needed")
-    if not command[0].endswith(".py"):
-        raise _usage(f"{command[0]} is no Python file; after -- comes train.py CONFIG ...")
+    if command[0].endswith((".yml", ".yaml")):
+        raise _usage(f"{command[0]} is no program; after -- comes train.py CONFIG ...")
     slices = int(numbers["slices"])
     return Order(
         int(numbers["processes"]),

@@ -95,6 +95,7 @@ def test_nothing_outlives_a_killed_launcher():
         [],
         ["processes=2"],
         ["processes=2", "--"],
+        ["processes=2", "--", "configs/base.yml"],
         ["processes=0", "--", "train.py"],
         ["processes=two", "--", "train.py"],
         ["proceses=2", "--", "train.py"],
