@@ -17,24 +17,13 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh
 
+from MaxText.aot.hlo import computations
 from tests.helpers import toy
 
 ROOT = Path(__file__).parents[1]
 KINDS = "all-gather|all-reduce|reduce-scatter|all-to-all|collective-permute|ragged-all-to-all|collective-broadcast"
 CALL = re.compile(rf"= (?P<shape>\(.*?\)|\S+) (?P<kind>{KINDS})(-start)?\(")
 Counts = dict[tuple[str, str], int]  # (kind, "axis+axis") -> arrays
-
-
-def computations(program: str) -> dict[str, list[str]]:
-    """The lines of each computation of an HLO module, by name; the entry is "ENTRY"."""
-    found: dict[str, list[str]] = {}
-    lines: list[str] = []
-    for line in program.splitlines():
-        if head := re.match(r"(ENTRY )?%?([\w.\-]+) \(.*\{$", line):
-            lines = found.setdefault("ENTRY" if head[1] else head[2], [])
-        else:
-            lines.append(line)
-    return found
 
 
 def reached(everything: dict[str, list[str]], name: str, through_loops: bool) -> Iterator[str]:

@@ -14,6 +14,7 @@ _KINDS = "all-gather|all-reduce|reduce-scatter|all-to-all|collective-permute|rag
 _CALL = re.compile(rf"= (?P<shape>\(.*?\)|\S+) (?P<kind>{_KINDS})(-start)?\(")
 _ARRAY = re.compile(r"(pred|bf16|f16|f32|f64|f8\w+|[su](?:4|8|16|32|64))\[([\d,]*)\]")
 _CALLED = re.compile(r"(?:calls|to_apply|condition|true_computation|false_computation)=%?([\w.\-]+)")
+_BRANCHES = re.compile(r"branch_computations={(.*?)}")
 _BODY = re.compile(r"body=%?([\w.\-]+)")
 
 
@@ -51,7 +52,8 @@ def depths(everything: dict[str, list[str]]) -> dict[str, int]:
             continue
         found[name] = depth
         for line in everything[name]:
-            waiting += [(called, depth) for called in _CALLED.findall(line)]
+            branches = re.findall(r"[\w.\-]+", ",".join(_BRANCHES.findall(line)))
+            waiting += [(called, depth) for called in _CALLED.findall(line) + branches]
             waiting += [(body, depth + 1) for body in _BODY.findall(line)]
     return found
 
