@@ -79,11 +79,10 @@ def _memory(hardware: Hardware, needs: memory.Memory) -> Iterator[str]:
 
 def _attention(cfg: Any, plan: planner.Plan, hardware: Hardware) -> Iterator[str]:
     """The program's own attention writes its scores out, on every platform; kernels of published runs do not."""
-    specs = [one.spec for one in sizes.layers(cfg, plan.tree)]
-    if not any(memory.flash(cfg, hardware.platform, spec) for spec in specs):
+    every = sizes.layers(cfg, plan)
+    if not any(memory.flash(cfg, hardware.platform, one.spec) for one in every):
         return
-    size = sizes.sizes(cfg, plan)
-    written = max(memory.scores(spec, plan.layout, size, 4) for spec in specs)
+    written = max(memory.scores(one.spec, one.layout, one.size, 4) for one in every)
     if written > 0.02 * (hardware.memory_bytes or GIB):
         yield (
             f"memory and time are those of a flash kernel. The attention of this version writes its scores out, "

@@ -131,13 +131,10 @@ def _collectives(cfg: Any, plan: planner.Plan, hardware: Hardware) -> list[dict[
 
 
 def _transfers(cfg: Any, plan: planner.Plan) -> list[tuple[communication.Transfer, int]]:
-    """(collective, how many layers do it) of one microbatch."""
-    size = sizes.sizes(cfg, plan)
-    found = [
-        (transfer, one.count)
-        for one in sizes.layers(cfg, plan.tree)
-        for transfer in communication.of_layer(cfg, one, plan.layout, size)
-    ]
+    """(collective, how often) of one microbatch."""
+    size, everything = sizes.sizes(cfg, plan), sizes.layers(cfg, plan)
+    found = [(transfer, one.times) for one in everything for transfer in communication.of_layer(cfg, one)]
+    found += communication.of_pipeline(cfg, plan, everything, size)
     return found + [(transfer, 1) for transfer in communication.of_rest(cfg, plan.tree, plan.layout, size)]
 
 
