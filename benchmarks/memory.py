@@ -156,7 +156,10 @@ def report(known: dict[str, Any]) -> dict[str, Any]:
         both = f"{said['total'] / 1e6:.0f} MB | {needs.total / 1e6:.0f} MB"
         print(f"| {name(cell)} | {states[-1]:.4%} | {both} | {errors[-1]:+.1%} |")
         if "explain" in sys.argv:
-            print({k: round(v / 1e6) for k, v in needs.by_class().items()}, {k: round(v / 1e6) for k, v in needs.moments.items()})
+            print(
+                {k: round(v / 1e6) for k, v in needs.by_class().items()},
+                {k: round(v / 1e6) for k, v in needs.moments.items()},
+            )
     sizes = np.abs(errors)
     return {
         "cells": len(errors),

@@ -26,7 +26,9 @@ FIELDS = {
     "tflops_per_step_per_device", "step_seconds", "tokens_per_second_per_chip", "mfu", "collectives", "reasons",
     "rejected", "warnings",
 }  # fmt: skip
-CLASSES = {"parameters", "optimizer", "gradients", "activations", "logits", "experts", "transient", "batch", "total"}
+CLASSES = {
+    "parameters", "optimizer", "gradients", "casts", "activations", "logits", "experts", "transient", "batch", "total",
+}  # fmt: skip
 DEEPSEEK = {
     "model_name": "deepseek-v3-671b",
     "hardware": "tpu7x-8x8x16",

@@ -29,8 +29,8 @@ class Sizes:
 class Layers:
     """Equal layers: their record, and the parameters of `count` of them, stacked.
 
-    A device passes such a layer `times` in a microbatch, each time on `size`, with weights that lie as `layout` says; in
-    a pipeline on the rows that are in one stage at once. `idle` is the part of these passes that nothing reads."""
+    A device passes such a layer `times` in a microbatch, each time on `size`, with weights that lie as `layout` says;
+    in a pipeline on the rows that are in one stage at once. `idle` is the part of these passes that nothing reads."""
 
     path: str
     spec: LayerSpec
@@ -75,9 +75,7 @@ def layers(cfg: Any, plan: Plan) -> list[Layers]:
     ]
 
 
-def _staged(
-    path: str, spec: LayerSpec, count: int, tree: blueprint.Blueprint, plan: Plan, outside: Sizes
-) -> Layers:
+def _staged(path: str, spec: LayerSpec, count: int, tree: blueprint.Blueprint, plan: Plan, outside: Sizes) -> Layers:
     """Layers that pass a pipeline: a stage works in every iteration on as many of them as lie on it in a round."""
     schedule = plan.pipeline
     assert schedule is not None

@@ -259,9 +259,9 @@ def _fewest(
 def _has_room(needs: memory.Memory, hardware: Hardware) -> bool:
     """On the device, and on its host for what is offloaded."""
     chip = hardware.slice.chip if hardware.slice else None
-    if needs.host and chip and chip.host_memory:
-        if needs.host * chip.chips_per_host * chip.devices_per_chip > HOST_ROOM * chip.host_memory:
-            return False
+    host = needs.host * chip.chips_per_host * chip.devices_per_chip if chip else 0.0
+    if chip and chip.host_memory and host > HOST_ROOM * chip.host_memory:
+        return False
     return hardware.memory_bytes is None or needs.total <= ROOM * hardware.memory_bytes
 
 
@@ -275,7 +275,7 @@ def _lost(one: Tried, best: Tried, hardware: Hardware) -> str:
 
 def _reasons(cfg: Any, best: Tried, tried: list[Tried], hardware: Hardware) -> dict[str, str]:
     """For each choice the best candidate that differs in it, and why it lost."""
-    found = {}
+    found = {"global_batch_size": f"{_rows(cfg, hardware)} rows a step, as configured"}
     for axis, degree in best.mesh.items():
         others = [one for one in tried if one.mesh[axis] != degree]
         level = "dcn" if best.changes.get(f"dcn_{axis}_parallelism", 1) > 1 else "ici"
