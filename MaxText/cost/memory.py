@@ -101,16 +101,16 @@ def named(cfg: Any, spec: LayerSpec, layout: Layout, size: Sizes) -> dict[str, f
 
 
 def unnamed(cfg: Any, spec: LayerSpec, layout: Layout, size: Sizes, flashes: bool) -> float:
-    """Bytes of what else the backward pass of a layer reads: norms' outputs, rotated heads, activations in float32,
-    attention weights where they are written out."""
-    heads, kv_heads = spec.query_heads / used(layout, "heads"), spec.kv_heads / used(layout, "kv_heads")
-    numbers = 3 * cfg.emb_dim + (heads + kv_heads) * spec.head_dim
-    numbers += spec.mlp_dim / used(layout, "mlp") if spec.ffn != "moe" else 0
-    found = size.itemsize * size.tokens * numbers
+    """Bytes of what else the backward pass of a layer reads where nothing is computed again, as a compiled program
+    holds it: three float32 arrays of each norm; of the feed-forward five in float32 and the product (in place of the
+    branches, which have names); attention scores in float32 and as weights."""
+    branches, wide = len(cfg.mlp_activations), spec.mlp_dim / used(layout, "mlp") if spec.ffn != "moe" else 0
+    of_wide = 5 * 4 + (1 - branches) * size.itemsize
+    found = size.tokens * (6 * 4 * cfg.emb_dim + of_wide * wide)
     if spec.experts:
-        rows = size.itemsize * expert_rows(cfg, size)
-        found += rows * (cfg.emb_dim + cfg.moe_mlp_dim / used(layout, "moe_mlp"))
-    return found + (0.0 if flashes else scores(spec, layout, size, 4))
+        rows = expert_rows(cfg, size)
+        found += rows * (size.itemsize * cfg.emb_dim + of_wide * cfg.moe_mlp_dim / used(layout, "moe_mlp"))
+    return found + (0.0 if flashes else scores(spec, layout, size, 4 + size.itemsize))
 
 
 def scores(spec: LayerSpec, layout: Layout, size: Sizes, itemsize: int) -> float:
