@@ -69,6 +69,8 @@ class Loop:
         self.records.store.check()
         if self.done % cfg.checkpoint_period == 0 and self.done < cfg.steps:
             self.save()
+        elif cfg.enable_emergency_checkpoint and self.done % cfg.local_checkpoint_period == 0 and self.done < cfg.steps:
+            self.save(local=True)
         if cfg.eval_interval > 0 and self.done % cfg.eval_interval == 0 and self.done < cfg.steps:
             self.evaluate()
         if signal := self.records.stop_requested():
@@ -79,18 +81,20 @@ class Loop:
         self._read_pending()
         self._mark = time.perf_counter()
 
-    def save(self) -> None:
-        """Write a checkpoint of `done` steps, unless it is there already or the state is not finite."""
+    def save(self, *, local: bool = False) -> None:
+        """Write a durable or a `local` checkpoint of `done` steps, unless it is there already or the state is not
+        finite."""
         self.settle()
         if self.saved == self.done or not self.session.cfg.enable_checkpointing or not self.healthy:
             return
-        if not self._parameters_are_finite():
-            return
-        meta = self.records.checkpoint_meta(self.done, self.session.train.state_at(self.done))
+        begun = time.perf_counter()
         with self.records.activity("save"):
-            stall = self.records.store.save(self.done, self.session.as_stored(self.state), meta)
-        self._extra["save_stall_seconds"] = stall
-        self.saved = self.done
+            if not self._parameters_are_finite():
+                return
+            meta = self.records.checkpoint_meta(self.done, self.session.train.state_at(self.done))
+            self.records.store.save(self.done, self.session.as_stored(self.state), meta, local=local)
+        self._extra["save_stall_seconds"] = time.perf_counter() - begun
+        self.saved = self.saved if local else self.done
         self._mark = time.perf_counter()
 
     def _parameters_are_finite(self) -> bool:

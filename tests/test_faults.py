@@ -6,6 +6,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,19 @@ def test_every_place_is_in_the_code_once():
     assert sorted(found) == sorted(faults.POINTS)
 
 
+def test_a_place_may_refuse_instead():
+    code = "from MaxText import faults\nfaults.point('save.state')\ntry: faults.point('save.state')\n"
+    code += "except OSError as error: print(error)"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=ROOT,
+        env={"MAXTEXT_FAULT": "save.state:2=ENOSPC"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.stdout == "[Errno 28] No space left on device: 'save.state'\n"
+
+
 @pytest.mark.parametrize(("plan", "passed"), [("save.state", 0), ("save.state:3", 2), ("", 5), ("data.batch", 5)])
 def test_the_place_ends_the_process(plan, passed):
     code = "from MaxText import faults\nfor i in range(5):\n    faults.point('save.state')\n    print(i, flush=True)"
@@ -31,10 +45,19 @@ def test_the_place_ends_the_process(plan, passed):
     assert done.returncode == (0 if passed == 5 else -signal.SIGKILL)
 
 
-@pytest.mark.slow
-def test_storm():
+def test_storm_of_two_rounds():
+    """Few rounds in every suite; end_to_end/storm.sh has more."""
     from benchmarks import kill_storm
 
-    made = kill_storm.storm(rounds=20)
+    made = kill_storm.storm(rounds=2, seed=int(time.time()) // 86_400)  # others each day
     assert made.losses == []
-    assert made.counts["kills"] >= 12
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("processes", "rounds"), [(1, 20), (2, 8)])
+def test_storm(processes, rounds):
+    from benchmarks import kill_storm
+
+    made = kill_storm.storm(rounds, processes=processes)
+    assert made.losses == []
+    assert made.counts["kills"] >= rounds * 0.4
