@@ -6,7 +6,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -43,14 +42,6 @@ def test_the_place_ends_the_process(plan, passed):
     )
     assert len(done.stdout.split()) == passed
     assert done.returncode == (0 if passed == 5 else -signal.SIGKILL)
-
-
-def test_storm_of_two_rounds():
-    """Few rounds in every suite; end_to_end/storm.sh has more."""
-    from benchmarks import kill_storm
-
-    made = kill_storm.storm(rounds=2, seed=int(time.time()) // 86_400)  # others each day
-    assert made.losses == []
 
 
 @pytest.mark.slow

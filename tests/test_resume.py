@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import signal
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
 import pytest
 
-from tests.runs import TOY_RUN, kept, records, run
+from MaxText import faults, metrics, session, state
+from MaxText.checkpoint import Store
+from tests.runs import ROOT, TOY_RUN, arguments, kept, records, run, toy_config
 
 STEPS = TOY_RUN["steps"]
 # The schedule is that of the whole run, however early an attempt stops.
@@ -75,6 +80,24 @@ def test_a_damaged_checkpoint_is_passed_over(unbroken, halfway, capsys):
     said = capsys.readouterr().out
     assert "RESUMED after 2 steps" in said and "step 4" in said
     assert records(halfway) == records(unbroken)
+
+
+def test_resumed_with_a_padded_vocabulary_and_layers_in_a_loop(tmp_path, capsys):
+    """291 rows are split over fsdp by width, and over tensor by rows, which pads them; the checkpoint has 291."""
+    how = {"vocab_size": 291, "steps": 4, "learning_rate_schedule_steps": 4, "eval_files": []}
+    other = {"ici_fsdp_parallelism": 4, "ici_tensor_parallelism": 2, "scan_layers": True}
+    assert run(tmp_path / "whole", **how) == 0
+    assert run(tmp_path / "there", **how | {"steps": 2}) == 0
+    assert run(tmp_path / "there", **how, **other) == 0
+    assert "RESUMED after 2 steps" in capsys.readouterr().out
+    shapes = {
+        name: leaf.shape for name, leaf in Store(tmp_path / "there/toy/checkpoints").read_manifest(4).leaves.items()
+    }
+    assert all(291 in shape for name, shape in shapes.items() if "token_embedder" in name or "logits" in name)
+    made = session.prepare(toy_config(tmp_path, **how, **other))
+    assert state.has_padding(made.plan.tree)
+    for found, wanted in zip(records(tmp_path / "there"), records(tmp_path / "whole"), strict=True):
+        assert found == pytest.approx(wanted, rel=2e-4), found["step"]
 
 
 @pytest.mark.parametrize(
@@ -169,6 +192,104 @@ def test_sigterm_saves_and_the_same_command_is_unbroken(unbroken, tmp_path, caps
     assert "SIGTERM" in captured.err and f"{stopped[0]} steps" in captured.err
     assert run(tmp_path, **WHOLE) == 0
     assert steps_only(tmp_path) == steps_only(unbroken)
+
+
+class Signal:
+    """Sends this process a signal when it first comes to a place."""
+
+    def __init__(self, place: str, number: signal.Signals) -> None:
+        self.place, self.number, self.sent = place, number, False
+
+    def __call__(self, name: str) -> None:
+        if name == self.place and not self.sent:
+            self.sent = True
+            os.kill(os.getpid(), self.number)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=lambda number: number.name)
+@pytest.mark.parametrize("place", ["compile", "eval.batch", "save.state", "finish.begun"])
+def test_a_signal_at_any_moment_saves_and_the_same_command_is_unbroken(
+    unbroken, tmp_path, capsys, monkeypatch, place, number
+):
+    """While the step is compiled, in an evaluation, while a save is written by its thread, and at the end."""
+    send = Signal(place, number)
+    with monkeypatch.context() as patch:
+        compile_step = session.Session.compile_step
+        patch.setattr(session.Session, "compile_step", lambda made: (send("compile"), compile_step(made))[1])
+        patch.setattr(faults, "point", send)
+        code = run(tmp_path, **WHOLE)
+    assert send.sent
+    captured = capsys.readouterr()
+    if place == "finish.begun":  # all steps are done: nothing to go on with
+        assert code == 0 and kept(tmp_path)[-1] == STEPS
+        return
+    done = kept(tmp_path)[-1]
+    assert code == 75 and f"stopped by {number.name} after {done} steps" in captured.err and done < STEPS
+    assert run(tmp_path, **WHOLE) == 0
+    assert steps_only(tmp_path) == steps_only(unbroken)
+
+
+TWICE = """
+import os, signal, sys, time
+from MaxText import faults, train
+
+saves = 0
+
+
+def point(name):
+    global saves
+    saves += name == sys.argv[1]
+    if name == sys.argv[1] and saves == 2:
+        for _ in range(2):
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(0.5)
+        time.sleep(60)
+
+
+faults.point = point
+sys.exit(train.main(sys.argv[2:]))
+"""
+
+
+@pytest.mark.parametrize("place", ["save.state", "save.manifest"])
+def test_a_second_signal_ends_at_once_without_damage(unbroken, tmp_path, clean_environ, place):
+    """In the middle of the second save: the first one stays, and the run goes on from there to the bit."""
+    command = [sys.executable, "-c", TWICE, place, *arguments(tmp_path, **WHOLE)]
+    eight = {"XLA_FLAGS": "--xla_force_host_platform_device_count=8", "PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"}
+    done = subprocess.run(command, env=clean_environ | eight, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 128 + signal.SIGTERM, done.stderr
+    store = Store(tmp_path / "toy/checkpoints")
+    assert store.steps() == ([2] if place == "save.state" else [2, 4])
+    for step in store.steps():
+        store.verify(step)
+    assert run(tmp_path, **WHOLE) == 0
+    assert steps_only(tmp_path) == steps_only(unbroken)
+
+
+# --- saves
+
+
+def test_the_last_step_is_saved_only_if_asked_for(tmp_path):
+    assert run(tmp_path, **WHOLE, steps=3, save_checkpoint_on_completion=False) == 0
+    assert kept(tmp_path) == [2]
+
+
+def test_a_save_that_fails_in_the_background_stops_the_run_at_the_next_step(unbroken, tmp_path, capsys, monkeypatch):
+    def point(name: str) -> None:
+        if name == "save.state":
+            raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(faults, "point", point)
+        code = run(tmp_path, **WHOLE | {"learning_rate_schedule_steps": 2000}, steps=2000, num_epoch=-1)
+    captured = capsys.readouterr()
+    assert code == 7 and "checkpoints/2 was not saved: No space left" in captured.err
+    assert kept(tmp_path) == [] and len(steps_only(tmp_path)) < 1000
+
+
+def test_the_stall_of_each_save_is_in_the_metrics(unbroken):
+    lines = metrics.read(unbroken / "toy/metrics.jsonl")
+    assert [line["step"] for line in lines if line.get("save_stall_seconds", 0) > 0] == [2, 4]
 
 
 # --- another run's state

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import secrets
@@ -228,15 +229,23 @@ class Local:
         """Let go of the folder. What is not newer than the `durable` step goes: it would only take room."""
         try:
             self._background.close()
-            for step in self._steps.steps() if self._steps and durable is not None else []:
-                if step <= durable:  # type: ignore[operator]
-                    self._steps.remove(step)  # type: ignore[union-attr]
+            if self._steps is not None and durable is not None:
+                self._free(self._steps, durable)
         finally:
             if self._peers is not None:
                 self._peers.close()
             if self._steps is not None:
                 self._steps.unlock()
             self._buffers = {}
+
+    def _free(self, steps: Steps, durable: int) -> None:
+        for step in steps.steps():
+            if step <= durable:
+                steps.remove(step)
+        if not steps.scan():
+            shutil.rmtree(steps.folder)
+            with contextlib.suppress(OSError):  # another process of this node may have its folder there
+                steps.folder.parent.rmdir()
 
 
 class _Pieces:

@@ -82,7 +82,7 @@ def test_a_durable_one_that_is_newer_wins_and_frees_the_room(folder):
     assert made.newest()[0].where == f"{folder}/run/checkpoints/14"
     assert made.restore_newest(target()).step == 14
     made.close()
-    assert Store(node(folder)).steps() == [] and made.durable.steps() == [10, 14]
+    assert not list((folder / "node").iterdir()) and made.durable.steps() == [10, 14]
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
@@ -172,4 +172,4 @@ def test_a_run_goes_on_from_its_local_checkpoint_to_the_bit(tmp_path, capsys, cl
     assert runs.run(tmp_path, **fast) == 0
     assert f"RESUMED after 4 steps from {node(tmp_path, 'toy')}/4 (local)" in capsys.readouterr().out
     assert runs.records(tmp_path) == runs.records(tmp_path / "unbroken")
-    assert Store(node(tmp_path, "toy")).steps() == []
+    assert not list((tmp_path / "node").iterdir())
