@@ -71,10 +71,23 @@ class Loop:
             self.save()
         elif cfg.enable_emergency_checkpoint and self.done % cfg.local_checkpoint_period == 0 and self.done < cfg.steps:
             self.save(local=True)
-        if cfg.eval_interval > 0 and self.done % cfg.eval_interval == 0 and self.done < cfg.steps:
+        if self._evaluation_is_due():
             self.evaluate()
+        self._stop_if_asked()
+
+    def _evaluation_is_due(self) -> bool:
+        cfg = self.session.cfg
+        return cfg.eval_interval > 0 and self.done % cfg.eval_interval == 0 and self.done < cfg.steps
+
+    def _stop_if_asked(self) -> None:
         if signal := self.records.stop_requested():
             raise Preempted(f"stopped by {signal} after {self.done} steps.", id="run.preempted")
+
+    def catch_up(self) -> None:
+        """After a resume: do the evaluation of `done` steps that a kill or a signal has kept from its line."""
+        if self._evaluation_is_due() and self.session.evaluation and not self.records.evaluated(self.done):
+            self.evaluate()
+            self._stop_if_asked()
 
     def settle(self) -> None:
         """Read what is still on the device; afterwards the state is known to be finite up to `done`."""
@@ -91,6 +104,8 @@ class Loop:
         with self.records.activity("save"):
             if not self._parameters_are_finite():
                 return
+            if not local:
+                self.records.metrics.sync()  # the lines of these steps are not written again
             meta = self.records.checkpoint_meta(self.done, self.session.train.state_at(self.done))
             self.records.store.save(self.done, self.session.as_stored(self.state), meta, local=local)
         self._extra["save_stall_seconds"] = time.perf_counter() - begun

@@ -112,6 +112,10 @@ class Records:
         over = f", over {result['eval_total_weights']:,.0f} tokens"
         self.say(f"held-out loss after {done} steps: {result['eval_loss']:.4f} nats/token{per_byte}{over}")
 
+    def evaluated(self, done: int) -> bool:
+        """Whether the held-out loss after `done` steps is in the metrics; all processes ask."""
+        return bool(self.group.gather("evaluated", metrics.has_evaluation(self._file("metrics.jsonl"), done))[0])
+
     @contextlib.contextmanager
     def activity(self, kind: str) -> Iterator[None]:
         """Charge the time inside to `kind`, then go back to "step"."""

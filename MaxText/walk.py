@@ -12,7 +12,7 @@ from typing import Any
 
 import jax
 
-from MaxText import catalogue, decoder, faults, forecast, goodput, report, runtime, screen, session
+from MaxText import catalogue, decoder, faults, forecast, goodput, metrics, report, runtime, screen, session
 from MaxText.checkpoint import Local, Store, Tiers
 from MaxText.convert import start
 from MaxText.convert.source import Source
@@ -56,7 +56,7 @@ def walk(cfg: Any, group: Group | None = None) -> None:
         store = open_tiers(cfg, group)
         beginning = find_beginning(made, store) if cfg.enable_checkpointing else find_elsewhere(made, store)
         _require_one_folder(cfg, group, beginning)
-        if beginning.done >= cfg.steps:
+        if _is_complete(made, group, beginning.done):
             _print(group, screen.complete(cfg, beginning.done))
             return
         if cfg.enable_checkpointing:
@@ -101,9 +101,26 @@ def _require_one_folder(cfg: Any, group: Group, beginning: Beginning) -> None:
     group.agree("beginning", {"steps done": beginning.done, "resumed": bool(beginning.resumed)}, error)
 
 
+def _is_complete(made: Session, group: Group, done: int) -> bool:
+    """Whether nothing is left to do: all steps are done, and the held-out loss at the end is in the metrics."""
+    cfg = made.cfg
+    if done < cfg.steps or made.evaluation is None:
+        return bool(done >= cfg.steps)
+    return done > cfg.steps or bool(
+        group.gather("complete", metrics.has_evaluation(cfg.run_folder / "metrics.jsonl", done))[0]
+    )
+
+
 def _meta(made: Session) -> dict[str, Any]:
     """What every checkpoint of this attempt says of itself."""
-    return {"config": made.cfg.as_dict(), "data": made.train.fingerprint, "parameters": made.plan.parameters}
+    plan = made.plan
+    cut = {"mesh": plan.describe_mesh(), "devices": plan.devices, "microbatches": plan.microbatches}
+    return {
+        "config": made.cfg.as_dict(),
+        "data": made.train.fingerprint,
+        "parameters": plan.parameters,
+        "plan": cut | {"processes": jax.process_count(), "hardware": made.hardware.kind},
+    }
 
 
 def find_beginning(made: Session, store: Tiers) -> Beginning:
@@ -181,6 +198,8 @@ def _attempt(made: Session, records: Records, beginning: Beginning) -> MaxTextEr
             loop = Loop(made, records, compiled, state, done, saved=done if records.store.latest() == done else -1)
             records.ledger.enter("step")
             records.open_console(done)
+            if beginning.resumed:
+                loop.catch_up()
             loop.run()
             loop.settle()
         except MaxTextError as error:

@@ -220,13 +220,26 @@ def test_a_signal_at_any_moment_saves_and_the_same_command_is_unbroken(
         code = run(tmp_path, **WHOLE)
     assert send.sent
     captured = capsys.readouterr()
-    if place == "finish.begun":  # all steps are done: nothing to go on with
-        assert code == 0 and kept(tmp_path)[-1] == STEPS
-        return
     done = kept(tmp_path)[-1]
-    assert code == 75 and f"stopped by {number.name} after {done} steps" in captured.err and done < STEPS
+    if place == "finish.begun":  # all steps are done; only the evaluation at the end is not
+        assert code == 0 and done == STEPS
+    else:
+        assert code == 75 and f"stopped by {number.name} after {done} steps" in captured.err and done < STEPS
     assert run(tmp_path, **WHOLE) == 0
-    assert steps_only(tmp_path) == steps_only(unbroken)
+    assert records(tmp_path) == records(unbroken)
+
+
+@pytest.mark.parametrize("done", [3, STEPS])
+def test_an_evaluation_that_a_kill_came_before_is_done_at_the_next_start(unbroken, tmp_path, done, capsys):
+    """The step is durable, its evaluation is not in the metrics: in the middle, and after all steps."""
+    assert run(tmp_path, **WHOLE, steps=done, checkpoint_period=3) == 0
+    file = tmp_path / "toy/metrics.jsonl"
+    lines = file.read_bytes().splitlines(keepends=True)
+    assert b"eval_loss" in lines[-1]
+    file.write_bytes(b"".join(lines[:-1]))
+    assert run(tmp_path, **WHOLE, checkpoint_period=3) == 0
+    assert f"RESUMED after {done} steps" in capsys.readouterr().out
+    assert records(tmp_path) == records(unbroken)
 
 
 TWICE = """
@@ -251,7 +264,7 @@ sys.exit(train.main(sys.argv[2:]))
 """
 
 
-@pytest.mark.parametrize("place", ["save.state", "save.manifest"])
+@pytest.mark.parametrize("place", ["save.state", pytest.param("save.manifest", marks=pytest.mark.slow)])
 def test_a_second_signal_ends_at_once_without_damage(unbroken, tmp_path, clean_environ, place):
     """In the middle of the second save: the first one stays, and the run goes on from there to the bit."""
     command = [sys.executable, "-c", TWICE, place, *arguments(tmp_path, **WHOLE)]
@@ -285,6 +298,17 @@ def test_a_save_that_fails_in_the_background_stops_the_run_at_the_next_step(unbr
     captured = capsys.readouterr()
     assert code == 7 and "checkpoints/2 was not saved: No space left" in captured.err
     assert kept(tmp_path) == [] and len(steps_only(tmp_path)) < 1000
+
+
+def test_the_manifest_says_how_the_step_came_about(unbroken):
+    """What a person needs to repeat or to judge it, in the manifest itself."""
+    made = Store(unbroken / "toy/checkpoints").manifest(4)
+    meta = made["meta"]
+    assert meta["config"]["base_emb_dim"] == TOY_RUN["base_emb_dim"] and meta["steps_done"] == 4
+    assert meta["data"] == session.prepare(toy_config(unbroken, **WHOLE)).train.fingerprint
+    assert meta["plan"]["mesh"] == "fsdp=8" and (meta["plan"]["devices"], meta["plan"]["processes"]) == (8, 1)
+    assert {"maxtext", "jax", "numpy", "orbax-checkpoint", "python"} == set(made["versions"])
+    assert "step" in made["leaves"] and all(leaf["crc"] for leaf in made["leaves"].values())
 
 
 def test_the_stall_of_each_save_is_in_the_metrics(unbroken):

@@ -89,6 +89,7 @@ def diff(a: Path, b: Path) -> str:
         *_different("array", _arrays(one), _arrays(other)),
         *_different("config", one.meta.get("config", {}), other.meta.get("config", {})),
         *_different("data", one.meta.get("data", {}), other.meta.get("data", {})),
+        *_different("plan", one.meta.get("plan", {}), other.meta.get("plan", {})),
         *_different("version", one.versions, other.versions),
     ]
     same = sum(_arrays(other).get(name) == value for name, value in _arrays(one).items())

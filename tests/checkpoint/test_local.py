@@ -169,7 +169,8 @@ def test_a_run_goes_on_from_its_local_checkpoint_to_the_bit(tmp_path, capsys, cl
     killed.communicate(timeout=120)
     assert killed.returncode == -signal.SIGKILL and runs.kept(tmp_path) == [3]
     capsys.readouterr()
+    where = f"{node(tmp_path, 'toy')}/4 (local)"
     assert runs.run(tmp_path, **fast) == 0
-    assert f"RESUMED after 4 steps from {node(tmp_path, 'toy')}/4 (local)" in capsys.readouterr().out
+    assert f"RESUMED after 4 steps from {where}" in capsys.readouterr().out
     assert runs.records(tmp_path) == runs.records(tmp_path / "unbroken")
     assert not list((tmp_path / "node").iterdir())

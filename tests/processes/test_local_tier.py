@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -49,9 +50,8 @@ class Killed:
 
 @pytest.fixture(scope="module")
 def environ() -> dict[str, str]:
-    from tests.conftest import BEFORE
-
-    return {name: value for name, value in BEFORE.items() if not name.startswith(("M_", "JAX_", "XLA_", "NPROC"))}
+    """As `clean_environ`, for the whole module."""
+    return {name: value for name, value in os.environ.items() if not name.startswith(("M_", "JAX_", "XLA_", "NPROC"))}
 
 
 @pytest.fixture(scope="module")
