@@ -327,7 +327,6 @@ def test_tfds_without_tensorflow(tfds_folder):
         assert caught.value.id == error
 
 
-@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_hugging_face_files_and_saved_folders():
     datasets = pytest.importorskip("datasets")

@@ -157,7 +157,6 @@ def test_a_state_of_something_else_is_refused():
     assert caught.value.id == "data.state"
 
 
-@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_hugging_face_streams(tmp_path, monkeypatch):
     pytest.importorskip("datasets")
