@@ -90,10 +90,9 @@ def test_resumed_with_a_padded_vocabulary_and_layers_in_a_loop(tmp_path, capsys)
     assert run(tmp_path / "there", **how | {"steps": 2}) == 0
     assert run(tmp_path / "there", **how, **other) == 0
     assert "RESUMED after 2 steps" in capsys.readouterr().out
-    shapes = {
-        name: leaf.shape for name, leaf in Store(tmp_path / "there/toy/checkpoints").read_manifest(3).leaves.items()
-    }
-    assert all(291 in shape for name, shape in shapes.items() if "token_embedder" in name or "logits" in name)
+    leaves = Store(tmp_path / "there/toy/checkpoints").read_manifest(3).leaves.values()
+    wide = [leaf.shape for leaf in leaves if max(leaf.shape, default=0) > 64]
+    assert len(wide) >= 3 and all(291 in shape for shape in wide)
     made = session.prepare(toy_config(tmp_path, **how, **other))
     assert state.has_padding(made.plan.tree)
     for found, wanted in zip(records(tmp_path / "there"), records(tmp_path / "whole"), strict=True):
