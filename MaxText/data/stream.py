@@ -110,10 +110,7 @@ class Reader:
         if self._open is not None:
             return self._open
         while True:
-            if self._documents is None:
-                self._records.load_state_dict(self.place.source)
-                self._documents = iter(self._records)
-            record = next(self._documents, None)
+            record = self._record()
             if record is None:
                 if not self._again():
                     return None
@@ -123,6 +120,21 @@ class Reader:
                 self._useful = True
                 return self.place, ids
             self.place = Place(self._state(), self.place.epoch, self.place.number + 1, 0, self.place.seen)
+
+    def _record(self) -> dict[str, Any] | None:
+        """The next record of the source; None at its end. DataError where it fails, as a network does."""
+        try:
+            if self._documents is None:
+                self._records.load_state_dict(self.place.source)
+                self._documents = iter(self._records)
+            return next(self._documents, None)
+        except Exception as error:  # of whatever library reads the form of data
+            said = (str(error).strip().splitlines() or [""])[0]
+            raise DataError(
+                f"{self._unit.name} cannot be read on from document {self.place.number}: {type(error).__name__}: "
+                f"{said}. After it is mended the same command goes on.",
+                id="data.stream",
+            ) from error
 
     def _again(self) -> bool:
         """The next epoch; False where there is none."""
@@ -316,9 +328,9 @@ def open_stream(cfg: Config, tokenizer: Tokenizer, global_batch: int) -> StreamD
 
 
 def _identity(cfg: Config, how: str) -> list[str]:
-    """Local files by their content; a data set of the hub by its name, since nothing else is known of it."""
+    """Local files by their content; a data set of the hub by the names of its files, which hold their version."""
     local = [name for name in cfg.hf_train_files if "://" not in name]
     if len(local) == len(cfg.hf_train_files) and local:
         files = sources.find(local, "hf_train_files")
         return [f"{f.name.rpartition('/')[2]} {f.size} bytes {sources.digest(f)}" for f in files]
-    return [how]
+    return [how, *hub.versions(how)]

@@ -157,6 +157,37 @@ def test_a_state_of_something_else_is_refused():
     assert caught.value.id == "data.state"
 
 
+def test_a_source_that_fails_in_the_middle_is_gone_on_with():
+    """As a network does: one message, and what was read before it is neither lost nor repeated."""
+
+    class Torn(Listed):
+        torn = True
+
+        def __iter__(self):
+            for record in super().__iter__():
+                if self.torn and self.at == 6:
+                    raise ConnectionError("the peer is gone\nand more")
+                yield record
+
+    def torn():
+        return StreamDataset("test", 16, 4, {}, Reader(Torn([{"text": t} for t in TEXTS]), UNIT, WORDS, 16, 2), 5, True)
+
+    one, place = torn(), None
+    with pytest.raises(DataError, match="ConnectionError: the peer is gone[.] After") as caught:
+        for step in range(10):
+            place = json.loads(json.dumps(one.state_at(step)))
+            one.batch(step)
+    assert caught.value.id == "data.stream"
+    again = torn()
+    again.reader._records.torn = False
+    again.seek(place)
+    wanted = make(epochs=2, shuffle=True)
+    for after in range(place["step"] + 5):
+        batch = wanted.batch(after)
+        if after >= place["step"]:
+            assert np.array_equal(again.batch(after)["inputs"], batch["inputs"])
+
+
 @pytest.mark.filterwarnings("ignore")
 def test_hugging_face_streams(tmp_path, monkeypatch):
     pytest.importorskip("datasets")
