@@ -80,7 +80,18 @@ verdict "$code" 2 CONFIG "no argument at all"
 # The plan: 3.
 refuses 3 fsdp ici_fsdp_parallelism=3 num_cpu_devices=8
 refuses 3 tensor ici_tensor_parallelism=3 base_num_query_heads=4 num_cpu_devices=3
+refuses 3 'devices' ici_fsdp_parallelism=2 ici_tensor_parallelism=2 num_cpu_devices=8
 refuses 3 "2 pipeline stages" ici_pipeline_parallelism=2 ici_fsdp_parallelism=1 base_num_decoder_layers=3 num_cpu_devices=2
+refuses 3 "8 pipeline stages" ici_pipeline_parallelism=8 ici_fsdp_parallelism=1 base_num_decoder_layers=4 num_cpu_devices=8
+refuses 3 'has no experts' ici_expert_parallelism=2 ici_fsdp_parallelism=1 num_cpu_devices=2
+refuses 3 num_experts=3 ici_expert_parallelism=2 ici_fsdp_parallelism=1 num_experts=3 num_experts_per_tok=1 num_cpu_devices=2
+refuses 3 max_target_length=250 ici_context_parallelism=4 ici_fsdp_parallelism=1 max_target_length=250 num_cpu_devices=4
+refuses 3 num_query_heads ici_context_parallelism=4 ici_fsdp_parallelism=1 context_parallel_strategy=ulysses \
+  base_num_query_heads=6 base_num_kv_heads=2 num_cpu_devices=4
+refuses 3 num_kv_heads ici_tensor_parallelism=4 ici_fsdp_parallelism=1 base_num_kv_heads=2 num_cpu_devices=4
+refuses 3 'multiple of 8' global_batch_size=12 num_cpu_devices=8
+refuses 3 slices num_slices=3 num_cpu_devices=8
+refuses 3 nonesuch 'logical_axis_rules=[embed=nonesuch]' num_cpu_devices=2
 
 # The data: 4, and 5 where they end too early.
 refuses 4 nonesuch.txt "train_files=[$out/text/nonesuch.txt]"

@@ -245,6 +245,7 @@ class Mesh(Group):
     pipeline_parallel_layers: SizeOrMinusOne = key(
         -1, "layers that are pipelined, the rest follow; -1 = all of the largest segment"
     )
+    pipeline_pad_layers: bool = key(False, "fill uneven stages with empty layers, which compute and change nothing")
     num_pipeline_microbatches: SizeOrMinusOne = key(
         -1, "microbatches of the pipeline, a multiple of its stages; -1 = one each"
     )

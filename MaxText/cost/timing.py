@@ -152,8 +152,7 @@ def _updated(cfg: Any, plan: Plan) -> float:
 
 
 def _bubble(cfg: Any, plan: Plan) -> float:
-    schedule = plan.pipeline
-    return schedule.bubble / (1 - schedule.bubble) if schedule else 0.0
+    return plan.pipeline.waste if plan.pipeline else 0.0
 
 
 def seconds(step: Step, e: Efficiency) -> Seconds:
