@@ -139,9 +139,10 @@ class _Remote(io.RawIOBase):
 @contextlib.contextmanager
 def _only_os_errors(*others: type[Exception]) -> Iterator[None]:
     """Libraries of remote file systems have errors of their own kinds (gcsfs.retry.HttpError, google.auth's)."""
+    known: tuple[type[Exception], ...] = (OSError, DataError, *others)
     try:
         yield
-    except (OSError, DataError, *others):
+    except known:
         raise
     except Exception as error:
         said = (str(error).strip().splitlines() or ["no reason given"])[0]
