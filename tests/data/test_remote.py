@@ -75,7 +75,8 @@ def bucket(tmp_path, monkeypatch):
         return f"memory://bucket/{name}"
 
     yield put
-    system.rm("/bucket", recursive=True)
+    if system.exists("/bucket"):
+        system.rm("/bucket", recursive=True)
 
 
 def opened(*files, **more):
