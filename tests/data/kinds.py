@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
 from MaxText import data, tokenizer
 from MaxText.data import prepare
@@ -54,6 +55,8 @@ class Kinds:
         text = {"train_files": self.files("jsonl")}
         mixture = text | {"mixture_weights": [0.25, 0.75], "mixture_schedule": ["7:1/0", "30:0.5/0.5"]}
         grain = {"dataset_type": "grain", "train_files": []}
+        if kind in ("hf", "saved", "hf_stream"):
+            pytest.importorskip("datasets")
         hf = {"dataset_type": "hf", "hf_path": "json", "hf_train_files": self.files("jsonl")}
         made = {
             "first_fit": lambda: text | {"packing_type": "first_fit"},

@@ -288,6 +288,7 @@ def test_hugging_face_files_and_saved_folders():
 @pytest.mark.filterwarnings("ignore")
 def test_the_identity_of_a_streamed_data_set_is_that_of_its_files(tmp_path, monkeypatch):
     """On the hub the names of files hold their version; here their paths stand for that."""
+    pytest.importorskip("datasets")
     from MaxText.data import open_train
     from MaxText.data.formats import hub
 
