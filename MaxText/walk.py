@@ -17,6 +17,7 @@ from MaxText.checkpoint import Store
 from MaxText.convert import start
 from MaxText.convert.source import Source
 from MaxText.convert.source import find as find_source
+from MaxText.data import differences
 from MaxText.errors import ConfigError, MaxTextError, NonFiniteError, PlanError, Preempted, StorageError
 from MaxText.forecast import truth
 from MaxText.generate import generate
@@ -219,8 +220,11 @@ def _state(made: Session, records: Records, beginning: Beginning) -> tuple[Train
 
 
 def _seek(made: Session, store: Store, done: int) -> None:
-    """Streams go to where they were; data with random access need no place."""
-    if (place := store.manifest(done)["meta"].get("data_state")) is not None:
+    """Streams go to where they were, or to their beginning after other data; those with random access need no place."""
+    meta = store.manifest(done)["meta"]
+    if differences(meta["data"], made.train.fingerprint):
+        made.train.begin(done)
+    elif (place := meta.get("data_state")) is not None:
         made.train.seek(place)
 
 

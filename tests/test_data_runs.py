@@ -198,6 +198,18 @@ def test_another_recipe_is_refused_with_the_difference(tmp_path, web, change, ca
 
 
 @pytest.mark.slow
+def test_the_whole_state_of_another_run_goes_on_with_a_stream_from_its_beginning(kinds, mixed, whole, tmp_path, capsys):
+    """It has no place of that run; the first step after the others' has its first rows."""
+    keys = LONG | kinds.keys("hf_stream") | {"load_full_state_path": whole / "toy/checkpoints/20"}
+    assert run(tmp_path, **keys | {"steps": 22}) == 0
+    assert "warning: other data than there" in capsys.readouterr().out
+    assert run(tmp_path, **keys) == 0
+    assert run(tmp_path / "at once", **keys) == 0
+    assert losses(tmp_path) == losses(tmp_path / "at once")
+    assert [one["step"] for one in losses(tmp_path)] == [20, 21, 22, 23]
+
+
+@pytest.mark.slow
 def test_a_stream_goes_on_exactly(tmp_path, web):
     pytest.importorskip("datasets")
     keys = {

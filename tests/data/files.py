@@ -90,7 +90,7 @@ def write_tfds(folder: Path, texts: Sequence[str], held_out: Sequence[str] = ())
     tfds = pytest.importorskip("tensorflow_datasets")
     parts = {"train": texts, "validation": held_out or texts[:1]}
 
-    class TinyBooks(tfds.core.GeneratorBasedBuilder):
+    class TinyBooks(tfds.core.GeneratorBasedBuilder, skip_registration=True):  # tests make it again and again
         VERSION = tfds.core.Version("1.0.0")
 
         def _info(self):

@@ -265,6 +265,29 @@ def test_tfds_without_tensorflow(tmp_path):
         assert caught.value.id == error
 
 
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_tfds_stored_as_tfrecord(tmp_path):
+    """The form in which most data sets of TFDS lie about: read without TensorFlow as well."""
+    import sys
+
+    keys = write_tfds(tmp_path / "sets", KEPT, KEPT[:2]) | {"num_epoch": 1}
+    cfg = make_config(**keys)
+    words = tokenizer.make(cfg)
+    wanted = open_split(cfg, words, "train", 1)
+    info = next((tmp_path / "sets").rglob("dataset_info.json"))
+    info.write_text(info.read_text().replace("array_record", "tfrecord"))
+    for old in list(info.parent.glob("*.array_record*")):
+        whole = Unit("arrayrecord", old.name, str(old), 0, old.stat().st_size)
+        found = b"".join(frame(record) for unit in units.split(whole) for record in records._by_index(unit))
+        (old.parent / old.name.replace("array_record", "tfrecord")).write_bytes(found)
+        old.unlink()
+    stored = open_split(cfg, words, "train", 1)
+    assert (stored.documents, stored.tokens) == (wanted.documents, wanted.tokens) == (len(KEPT), wanted.tokens)
+    assert all(np.array_equal(stored.batch(s)["inputs"], wanted.batch(s)["inputs"]) for s in range(wanted.batches))
+    assert stored.parts[0].names.name(0).endswith("#0") and "tensorflow" not in sys.modules
+
+
 @pytest.mark.filterwarnings("ignore")
 def test_hugging_face_files_and_saved_folders():
     datasets = pytest.importorskip("datasets")
