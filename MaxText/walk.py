@@ -17,6 +17,7 @@ from MaxText.checkpoint import Local, Store, Tiers
 from MaxText.convert import start
 from MaxText.convert.source import Source
 from MaxText.convert.source import find as find_source
+from MaxText.data import differences
 from MaxText.errors import ConfigError, MaxTextError, NonFiniteError, PlanError, Preempted, StorageError
 from MaxText.forecast import truth
 from MaxText.generate import generate
@@ -249,8 +250,10 @@ def _state(made: Session, records: Records, beginning: Beginning) -> tuple[Train
 
 
 def _seek(made: Session, meta: Mapping[str, Any]) -> None:
-    """Streams go to where they were; data with random access need no place."""
-    if (place := meta.get("data_state")) is not None:
+    """Streams go to where they were, or to their beginning after other data; those with random access need no place."""
+    if differences(meta["data"], made.train.fingerprint):
+        made.train.begin(meta["steps_done"])
+    elif (place := meta.get("data_state")) is not None:
         made.train.seek(place)
 
 
