@@ -107,8 +107,10 @@ def _run_segment(
     caches: Any = None,
     lent: Any = None,
     own: Any = None,
+    real: Any = None,
 ) -> tuple[Array, Any]:
-    """The stream after the repeats that `params` holds, and the layers' sides by position, stacked over repeats."""
+    """The stream after the repeats that `params` holds, and the layers' sides by position, stacked over repeats. A
+    repeat that is not `real` passes the stream by."""
     repeats = jax.tree.leaves((params, caches))[0].shape[0]
     owner = pipeline.make(cfg, layout.size(pipeline.AXIS)) if caches is not None else None
     if owner and owner.owned and owner.segment == segment:
@@ -117,21 +119,22 @@ def _run_segment(
     else:
         owner, inner = None, layout
 
-    def body(x: Array, slices: tuple[Any, Any, Any]) -> tuple[Array, Any]:
-        layer_params, layer_caches, own_vectors = slices
+    def body(x: Array, slices: tuple[Any, Any, Any, Any]) -> tuple[Array, Any]:
+        layer_params, layer_caches, own_vectors, counts = slices
         if owner:
             layer_params = pipeline.from_owner(layout, tree, whole, layer_params)
         x, sides = checkpoint_name(x, remat.LAYER_INPUT), {}
+        before = x
         for i, spec in enumerate(segment.pattern):
             cache = None if layer_caches is None else layer_caches[str(i)]
             vectors = None if own_vectors is None else own_vectors[i]
             keys = lent.get(spec.reach) if spec.keys == "borrowed" else None
             x, sides[str(i)] = block.block(cfg, spec, inner, layer_params[str(i)], x, context, cache, keys, vectors)
-        return x, sides
+        return (x if counts is None else jnp.where(counts, x, before)), sides
 
     if caches is None and cfg.remat_policy != "none":
         body = jax.checkpoint(body, policy=remat.policy(cfg), prevent_cse=not cfg.scan_layers)
-    return jax.lax.scan(body, x, (params, caches, own), unroll=1 if cfg.scan_layers else repeats)
+    return jax.lax.scan(body, x, (params, caches, own, real), unroll=1 if cfg.scan_layers else repeats)
 
 
 def _run_pipelined(
@@ -140,10 +143,9 @@ def _run_pipelined(
     """The same, through the stages of a pipeline; repeats that the schedule leaves out come after it."""
     segment, passing = schedule.segment, schedule.pipelined
 
-    def stage(inner: Layout, params: Any, x: Array, rows: Rows, own: Any) -> tuple[Array, Any]:
-        return _run_segment(
-            cfg, inner, segment, params, x, _training_context(cfg, inner, rows), own=_by_repeat(segment, own)
-        )
+    def stage(inner: Layout, params: Any, x: Array, rows: Rows, own: Any, real: Any) -> tuple[Array, Any]:
+        context, own = _training_context(cfg, inner, rows), _by_repeat(segment, own)
+        return _run_segment(cfg, inner, segment, params, x, context, own=own, real=real)
 
     def checkpoint(iteration: Any) -> Any:
         if cfg.remat_policy == "none":

@@ -6,12 +6,15 @@ feeder_...          the same through the background thread
 floor_...           numpy cutting the same int32 arrays from tokens in memory, unshuffled, without documents
 ratio               time of a batch / time of a floor batch
 times_default_model feeder_tokens_per_second over what the first run's model consumes on two cores with AMX
+
+The last line is of a first run of STEPS_RUN steps: how long its loop waited for batches, and that over its step times.
 """
 
 from __future__ import annotations
 
 import json
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
@@ -21,10 +24,12 @@ from typing import Any
 
 import numpy as np
 
-from MaxText import config, data, tokenizer
+from MaxText import config, data, metrics, tokenizer
 from MaxText.data import prepare, sources
 
 STEPS, REPEATS = 300, 5
+STEPS_RUN = 100
+ROOT = Path(__file__).parents[1]
 CONSUMED = 2048 / 0.096  # tokens/s: 16 rows of 128 in 96 ms (docs/log.md)
 
 
@@ -110,12 +115,30 @@ def measure(cfg: config.Config) -> dict[str, Any]:
     }
 
 
+def first_run(folder: Path) -> dict[str, Any]:
+    """The loop's waiting in a run of the defaults, without evaluation and sample."""
+    keys = {"base_output_directory": folder, "steps": STEPS_RUN, "eval_interval": -1, "sample_length": 0,
+            "run_name": "wait", "eval_files": "[]", "enable_checkpointing": "false"}  # fmt: skip
+    command = [sys.executable, "train.py", "configs/base.yml", *(f"{key}={value}" for key, value in keys.items())]
+    subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
+    lines = [line for line in metrics.read(folder / "wait" / "metrics.jsonl") if "seconds" in line]
+    waits, steps = ([line[key] for line in lines] for key in ("data_wait_seconds", "seconds"))
+    return {
+        "steps": len(lines),
+        "median_step_seconds": round(statistics.median(steps), 4),
+        "median_wait_microseconds": round(statistics.median(waits) * 1e6, 1),
+        "first_wait_seconds": round(waits[0], 4),
+        "wait_percent_of_step_time": round(100 * sum(waits) / sum(steps), 3),
+    }
+
+
 def main(overrides: list[str]) -> None:
     given = {"num_epoch": "-1"} | dict(text.split("=", 1) for text in overrides)
     with tempfile.TemporaryDirectory() as folder:
         for name, keys in cases(Path(folder)).items():
             result = {"benchmark": "data", "case": name, **measure(config.make(**keys | given))}
             print(json.dumps(result), flush=True)
+        print(json.dumps({"benchmark": "data", "case": "first run", **first_run(Path(folder))}), flush=True)
 
 
 if __name__ == "__main__":

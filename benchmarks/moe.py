@@ -10,6 +10,7 @@ ratio           the median over alternating turns of ours / floor
 
 from __future__ import annotations
 
+import functools
 import json
 import statistics
 import sys
@@ -35,6 +36,7 @@ def programs(dtype: str) -> dict[str, Callable[[], Any]]:
     """Each a compiled step of value and gradients, by name."""
     import jax
     import jax.numpy as jnp
+    from jax.sharding import PartitionSpec
 
     from MaxText import blueprint, compat, planner
     from MaxText.layers import mlp, moe
@@ -47,7 +49,7 @@ def programs(dtype: str) -> dict[str, Callable[[], Any]]:
     x = jax.random.normal(jax.random.key(1), (ROWS, LENGTH, cfg.emb_dim)).astype(dtype)
     wide = {"wi_0": params["wi_0"][:2], "wi_1": params["wi_1"][:2], "wo": params["wo"][:2]}
     dense = {name: jnp.concatenate(list(w), axis=0 if name == "wo" else 1) for name, w in wide.items()}
-    sizes = jnp.full(cfg.num_experts, ROWS * LENGTH * cfg.num_experts_per_tok // cfg.num_experts, jnp.int32)
+    even = ROWS * LENGTH * cfg.num_experts_per_tok // cfg.num_experts
 
     def ours(params, x):
         return moe.moe(cfg, layout, params, x, x, jnp.ones(x.shape[:2], bool))[0]
@@ -67,8 +69,10 @@ def programs(dtype: str) -> dict[str, Callable[[], Any]]:
             y = y + one(own, x) * jnp.where(chosen == e, weight, 0.0).sum(-1, keepdims=True)
         return y
 
-    def ragged(params, x):
+    @functools.partial(jax.shard_map, in_specs=PartitionSpec(), out_specs=PartitionSpec())
+    def ragged(params, x):  # JAX has no rule for the sharding of its result
         def product(rows, name):
+            sizes = jnp.full(cfg.num_experts, even, jnp.int32)
             return jax.lax.ragged_dot(rows, params[name].astype(x.dtype), sizes)
 
         rows = jnp.repeat(x.reshape(-1, x.shape[-1]), cfg.num_experts_per_tok, axis=0)

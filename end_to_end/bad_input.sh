@@ -19,6 +19,29 @@ printf '{"text": "a"}\n{"text": "caf\351"}\n' >"$out/text/latin.jsonl"
 printf '{"txt": "a"}\n' >"$out/text/column.jsonl"
 printf '{"text": "some text"}\n' | gzip | head -c 20 >"$out/text/torn.jsonl.gz"
 printf '\n{"text": ""}\n' >"$out/text/nothing.jsonl"
+printf '{"text": "a"}\n{"text": 5}\n' >"$out/text/schema.jsonl"
+printf '{"text": "a"}\n{"text": "cut' >"$out/text/cut.jsonl"
+printf 'a nice caf\303' >"$out/text/cut.txt"
+printf 'x\n' >"$out/text/locked.txt" && chmod 0 "$out/text/locked.txt"
+mkdir "$out/text/folder"
+"$python" - "$out/text" <<'PY'
+import sys
+import pyarrow as arrow
+import pyarrow.parquet as parquet
+from array_record.python.array_record_module import ArrayRecordWriter
+folder = sys.argv[1]
+parquet.write_table(arrow.table({"text": ["some text"] * 9}), f"{folder}/torn.parquet")
+parquet.write_table(arrow.table({"text": [7] * 9}), f"{folder}/numbers.parquet")
+writer = ArrayRecordWriter(f"{folder}/torn.array_record", "group_size:1")
+for _ in range(9):
+    writer.write(b"some text")
+writer.close()
+with open(f"{folder}/torn.tfrecord", "wb") as file:
+    file.write((9).to_bytes(8, "little") + b"crc.some textcrc.")
+for name in ("parquet", "array_record", "tfrecord"):
+    with open(f"{folder}/torn.{name}", "r+b") as file:
+        file.truncate(file.seek(0, 2) - 5)
+PY
 printf 'steps: 1e-3\n' >"$out/text/fraction.yml"
 printf 'steps: 3\nlearning_rate: 1e-3\nsteps: 5\n' >"$out/text/twice.yml"
 printf 'steps: [1\n' >"$out/text/torn.yml"
@@ -80,13 +103,37 @@ verdict "$code" 2 CONFIG "no argument at all"
 # The plan: 3.
 refuses 3 fsdp ici_fsdp_parallelism=3 num_cpu_devices=8
 refuses 3 tensor ici_tensor_parallelism=3 base_num_query_heads=4 num_cpu_devices=3
+refuses 3 'devices' ici_fsdp_parallelism=2 ici_tensor_parallelism=2 num_cpu_devices=8
 refuses 3 "2 pipeline stages" ici_pipeline_parallelism=2 ici_fsdp_parallelism=1 base_num_decoder_layers=3 num_cpu_devices=2
+refuses 3 "8 pipeline stages" ici_pipeline_parallelism=8 ici_fsdp_parallelism=1 base_num_decoder_layers=4 num_cpu_devices=8
+refuses 3 'has no experts' ici_expert_parallelism=2 ici_fsdp_parallelism=1 num_cpu_devices=2
+refuses 3 num_experts=3 ici_expert_parallelism=2 ici_fsdp_parallelism=1 num_experts=3 num_experts_per_tok=1 num_cpu_devices=2
+refuses 3 max_target_length=250 ici_context_parallelism=4 ici_fsdp_parallelism=1 max_target_length=250 num_cpu_devices=4
+refuses 3 num_query_heads ici_context_parallelism=4 ici_fsdp_parallelism=1 context_parallel_strategy=ulysses \
+  base_num_query_heads=6 base_num_kv_heads=2 num_cpu_devices=4
+refuses 3 num_kv_heads ici_tensor_parallelism=4 ici_fsdp_parallelism=1 base_num_kv_heads=2 num_cpu_devices=4
+refuses 3 'multiple of 8' global_batch_size=12 num_cpu_devices=8
+refuses 3 slices num_slices=3 num_cpu_devices=8
+refuses 3 nonesuch 'logical_axis_rules=[embed=nonesuch]' num_cpu_devices=2
 
 # The data: 4, and 5 where they end too early.
 refuses 4 nonesuch.txt "train_files=[$out/text/nonesuch.txt]"
 refuses 4 empty.txt "train_files=[$out/text/empty.txt]"
 refuses 4 vocab_size vocab_size=100
 refuses 4 'byte offset 27' "train_files=[$out/text/latin.jsonl]"
+refuses 4 'byte offset 10' "train_files=[$out/text/cut.txt]"
+refuses 4 'byte offset 27' "train_files=[$out/text/cut.jsonl]"
+refuses 4 'holds int' "train_files=[$out/text/schema.jsonl]"
+refuses 4 'holds int' "train_files=[$out/text/numbers.parquet]"
+refuses 4 torn.parquet "train_files=[$out/text/torn.parquet]"
+refuses 4 torn.array_record dataset_type=grain "grain_train_files=$out/text/torn.array_record"
+refuses 4 'byte offset 0' "train_files=[$out/text/torn.tfrecord]"
+refuses 4 'grain_file_type' dataset_type=grain "grain_train_files=$out/text/torn.parquet"
+refuses 4 'no data file' "train_files=[$out/text/folder]"
+refuses 4 'mount' dataset_type=prepared dataset_path=gs://bucket/rows
+refuses 4 gcsfs "train_files=[gs://bucket/a.txt]"
+refuses 2 'sum to 1.1' "train_files=[a.txt,b.txt]" "mixture_weights=[0.5,0.5]" "mixture_schedule=[9:0.5/0.6]"
+refuses 4 'sum to 1.1' dataset_type=grain "grain_train_files=a,0.5;b,0.6"
 refuses 4 'it has txt' "train_files=[$out/text/column.jsonl]"
 refuses 4 torn.jsonl.gz "train_files=[$out/text/torn.jsonl.gz]"
 refuses 4 'no document' "train_files=[$out/text/nothing.jsonl]"
@@ -94,6 +141,17 @@ refuses 4 nonesuch.model tokenizer_type=sentencepiece "tokenizer_path=$out/text/
 refuses 4 'data prepare' dataset_type=prepared "dataset_path=$out/text"
 refuses 4 nonesuch.txt "quarantine=[nonesuch.txt]"
 refuses 5 steps "train_files=[$out/text/short.txt]" num_epoch=1
+
+# A file without permission. Root may read everything, unless it gives that up.
+plain=()
+if [ "$(id -u)" = 0 ]; then plain=(setpriv --bounding-set=-dac_override,-dac_read_search --inh-caps=-dac_override,-dac_read_search); fi
+if ${plain[@]+"${plain[@]}"} true 2>/dev/null; then
+  timeout 300 ${plain[@]+"${plain[@]}"} "$python" train.py configs/base.yml "train_files=[$out/text/locked.txt]" \
+    "base_output_directory=$out/runs" "jax_cache_dir=$out/xla" >"$out/log" 2>"$out/err" </dev/null
+  verdict $? 4 "Permission denied" "a file without permission"
+else
+  echo "left out: a file without permission (root, and no setpriv)"
+fi
 
 # The disk: 7. A file where a folder should be stops root as well.
 : >"$out/file"

@@ -70,4 +70,34 @@ code=0 && wait $! || code=$?
 [ $code = 2 ] || fail "the other ended with exit code $code instead of 2"
 grep -q 'steps: 5 in process 0 .*7 in process 1' "$out/said" || fail "the difference was not named"
 [ ! -e "$out/different" ] || fail "something was written"
+
+echo '-- a place that cannot be is refused: two of one number, unequal devices, nobody at the address'
+placed() { # ID DEVICES: one process of the two, that waits 15 s at most
+  JAX_COORDINATOR_ADDRESS=$address JAX_NUM_PROCESSES=2 JAX_PROCESS_ID=$1 "$python" train.py "${toy[@]}" \
+    run_name=different steps=5 "num_cpu_devices=$2" jax_distributed_initialization_timeout=15
+}
+# Whichever of the two comes late is told; the other run goes on if it was complete by then.
+placed 1 2 >"$out/other" 2>&1 &
+one=$!
+placed 1 2 >"$out/twin" 2>&1 &
+two=$!
+code=0 && placed 0 2 >"$out/said" 2>&1 || code=$?
+first=0 && wait $one || first=$?
+second=0 && wait $two || second=$?
+cat "$out/other" "$out/twin" >>"$out/said"
+[ $first = 2 ] || [ $second = 2 ] || fail "exit codes $code, $first and $second: none is 2"
+grep -q 'process 1' "$out/said" || fail "the number that came twice was not named"
+rm -rf "$out/different"
+placed 1 3 >"$out/other" 2>&1 &
+code=0 && placed 0 2 >"$out/said" 2>&1 || code=$?
+wait
+[ $code = 2 ] || [ $code = 3 ] || fail "unequal devices ended with exit code $code"
+grep -q 'num_cpu_devices' "$out/said" || fail "unequal devices were not named"
+began=$SECONDS
+code=0 && placed 1 2 >"$out/said" 2>&1 || code=$?
+[ $code = 77 ] || [ $code = 2 ] || fail "nobody at the address ended with exit code $code"
+[ $((SECONDS - began)) -lt 40 ] || fail "it waited $((SECONDS - began)) s for nobody"
+grep -q "$address" "$out/said" || fail "the address was not named"
+! grep -q Traceback "$out/said" "$out/other" "$out/twin" || fail "a traceback"
+[ ! -e "$out/different" ] || fail "something was written"
 echo 'several processes: all passed'

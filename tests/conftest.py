@@ -28,6 +28,9 @@ os.environ.update(
     JAX_COMPILATION_CACHE_DIR=str(CACHE),
     JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS="0",
     JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES="-1",
+    # Data sets that a test reads by the library of Hugging Face leave nothing in the home folder, and ask no hub.
+    HF_HOME=str(CACHE.with_name(f"maxtext-tests-hf-{os.getuid()}")),
+    HF_HUB_OFFLINE="1",
 )
 # A user's M_* would override keys in every test.
 for name in [name for name in os.environ if name.startswith("M_")]:

@@ -26,14 +26,19 @@ CALL = re.compile(rf"= (?P<shape>\(.*?\)|\S+) (?P<kind>{KINDS})(-start)?\(")
 Counts = dict[tuple[str, str], int]  # (kind, "axis+axis") -> arrays
 
 
+def callees(line: str) -> list[str]:
+    """The computations that an operation calls, runs as a loop, or chooses from."""
+    several = ",".join(re.findall(r"branch_computations={(.*?)}", line))
+    one = re.findall(r"(?:calls|to_apply|body|condition|true_computation|false_computation)=%?([\w.\-]+)", line)
+    return one + re.findall(r"[\w.\-]+", several)
+
+
 def reached(everything: dict[str, list[str]], name: str, through_loops: bool) -> Iterator[str]:
     """Lines of a computation and of those it calls; the bodies of its loops only if asked for."""
     for line in everything[name]:
         yield line
         if through_loops or " while(" not in line:
-            several = ",".join(re.findall(r"branch_computations={(.*?)}", line))
-            one = re.findall(r"(?:calls|to_apply|body|condition|true_computation)=%?([\w.\-]+)", line)
-            for callee in one + re.findall(r"[\w.\-]+", several):
+            for callee in callees(line):
                 yield from reached(everything, callee, through_loops)
 
 
@@ -275,6 +280,7 @@ print("the step:", flush=True)
 toy({"data": 2, "fsdp": 2, "tensor": 2}).compiled_step
 toy({"fsdp": 2, "context": 2, "tensor": 2}, context_parallel_strategy="ring").compiled_step
 toy({"pipeline": 2, "fsdp": 2}, base_num_decoder_layers=4).compiled_step
+toy({"expert": 2, "fsdp": 2, "tensor": 2}, num_experts=4, num_experts_per_tok=2, base_moe_mlp_dim=16).compiled_step
 print("a bad program:", flush=True)
 with jax.set_mesh(jax.make_mesh((2, 2, 2), ("a", "b", "c"), axis_types=(jax.sharding.AxisType.Auto,) * 3)):
     bad = lambda x: constrain(constrain(x * 2, P(None, "a", None)) + 1, P("b", None, "c"))

@@ -69,11 +69,13 @@ def test_a_ring_has_the_gradients_of_one_device(mesh):
 def test_every_model_has_the_gradients_of_one_device(model_name, strategy):
     wanted, one = gradients(model_name)
     found, split = gradients(model_name, (("fsdp", 2), ("context", 2)), context_parallel_strategy=strategy)
-    # Some gradients are zero but for rounding: of an expert that nobody chose, of a scale that the last norm undoes.
+    # Some gradients are rounding and little else: of an expert that nobody chose, of a scale that a norm undoes. Seen,
+    # with weights drawn hot: 1.6e-5 of a kernel's own norm, 7e-7 of the whole gradient for a scale.
     whole = np.sqrt(sum(np.linalg.norm(x) ** 2 for x in wanted.values()))
-    alive = {path: x for path, x in wanted.items() if np.linalg.norm(x) > 1e-7 * whole}
-    assert_close({path: found[path] for path in alive}, alive, 2e-5)  # weights drawn hot: 1.6e-6 to 1.6e-5 seen
-    assert all(np.linalg.norm(found[path]) < 1e-6 * whole for path in wanted.keys() - alive.keys())
+    assert found.keys() == wanted.keys()
+    for path, want in wanted.items():
+        error, allowed = np.linalg.norm(found[path] - want), 2e-5 * np.linalg.norm(want) + 1e-6 * whole
+        assert error < allowed, f"{path}: {error / whole:.2e} of the gradient's norm"
     assert split == pytest.approx(one, rel=1e-5)
 
 

@@ -23,8 +23,9 @@ ONCE, TWICE = {"num_pipeline_repeats": 1}, {"num_pipeline_repeats": 2}
 
 
 def schedule(stages: int, repeats: int, microbatches: int, depth: int = 1, outside: int = 0) -> pipeline.Schedule:
+    """With `outside` layers that the pipeline leaves out; below zero, it has so many empty ones."""
     segment = Segment("layers", stages * repeats * depth + outside, ())
-    return pipeline.Schedule(segment, stages, repeats, microbatches, depth)
+    return pipeline.Schedule(segment, stages, repeats, microbatches, depth, max(-outside, 0))
 
 
 # --- the schedule
@@ -70,6 +71,10 @@ def dealt(stages: int, **overrides) -> tuple[int, int, int, bool]:
         (2, {"layer_pattern": ["local_sliding"] * 2 + ["global"], "sliding_window_size": 4}, (2, 1, 4, False)),
         (2, {"first_num_dense_layers": 2, "num_experts": 4}, (5, 1, 10, False)),
         (2, {"dcn_pipeline_parallelism": 2}, (1, 6, 12, True)),
+        (5, {"pipeline_pad_layers": True}, (3, 1, 12, False)),
+        (5, {"pipeline_pad_layers": True} | ONCE, (1, 3, 12, False)),
+        (5, {"pipeline_pad_layers": True, "num_layers_per_pipeline_stage": 2} | TWICE, (2, 2, 12, False)),
+        (4, {"pipeline_pad_layers": True} | ONCE, (1, 3, 12, True)),
     ],
 )
 def test_how_layers_are_dealt(stages, keys, expected):
@@ -89,8 +94,9 @@ def test_one_stage_is_no_pipeline():
         ({"pipeline": 2, "fsdp": 2}, (1, 2, 2, 0)),
         ({"pipeline": 2, "fsdp": 2, "context": 2}, (3, 4, 1, 1)),
         ({"pipeline": 4, "tensor": 2}, (2, 4, 2, 0)),
+        ({"pipeline": 2, "fsdp": 2}, (2, 4, 2, -3)),
     ],
-    ids=["owned", "three-rounds-and-a-rest", "four-stages"],
+    ids=["owned", "three-rounds-and-a-rest", "four-stages", "three-empty"],
 )
 def test_the_program_is_a_loop_over_layers(mesh, how):
     """Layers x -> w x + c do not commute, so their order shows; gradients and sums over microbatches show what an idle
@@ -134,18 +140,19 @@ def _objective(y, sums):
     return (y**2).mean() + jnp.sin(sums / 100).sum()
 
 
-def _stage(inner, params, x, rows, own):
+def _stage(inner, params, x, rows, own, real):
     """Layers of one stage; each goes through a wall, and leaves the sum of what came in."""
     stream = inner.spec(("activation_batch", "activation_length", None))
 
     def layer(x, slices):
-        params, own = slices
+        params, own, counts = slices
         factor = inner.gather(params["w"], ("embed", "heads")).mean(axis=1)
         scaled = inner.shard_map(lambda x, w: x * w[None, None], in_specs=(stream, PartitionSpec()), out_specs=stream)
         shift = params["c"] + rows["ids"][..., None] + own.sum(axis=-1, keepdims=True)
-        return scaled(x, jax.reshard(factor, PartitionSpec(None))) + shift, x.sum()
+        after = scaled(x, jax.reshard(factor, PartitionSpec(None))) + shift
+        return after if counts is None else jnp.where(counts, after, x), x.sum()
 
-    return jax.lax.scan(layer, x, (params, own))
+    return jax.lax.scan(layer, x, (params, own, real))
 
 
 def _plainly(params, x, own, ids):
@@ -174,6 +181,7 @@ FOUR = {"num_pipeline_microbatches": 4}
 CASES = {
     "dense": ({"pipeline": 2, "fsdp": 2, "tensor": 2}, {"remat_policy": "full"}, TWICE),
     "capacity": ({"pipeline": 2, "expert": 2}, CAPACITY, ONCE | FOUR),
+    "padded": ({"pipeline": 2, "fsdp": 2}, {"base_num_decoder_layers": 3}, {"pipeline_pad_layers": True} | ONCE),
 }
 SLOW = {
     "dense-owned": ({"pipeline": 2, "fsdp": 2, "data": 2}, {"remat_policy": "minimal"}, ONCE),
@@ -191,6 +199,12 @@ SLOW = {
     "mla": ({"pipeline": 2, "tensor": 2}, LATENT | {"remat_policy": "full"}, TWICE),
     "mla-indexed": ({"pipeline": 2, "fsdp": 2}, INDEXED, ONCE),
     "deepseek-rest": ({"pipeline": 2, "fsdp": 2}, DEEPSEEK, {"pipeline_parallel_layers": 4}),
+    "deepseek-padded": ({"pipeline": 2, "fsdp": 2}, DEEPSEEK, {"pipeline_pad_layers": True} | TWICE),
+    "own-vectors-padded": (
+        {"pipeline": 2, "fsdp": 2},
+        {"hidden_size_per_layer_input": 8, "base_num_decoder_layers": 3},
+        {"pipeline_pad_layers": True},
+    ),
     "own-vectors": ({"pipeline": 2, "fsdp": 2}, {"hidden_size_per_layer_input": 8}, TWICE),
     "context": ({"pipeline": 2, "context": 2}, {"remat_policy": "full"}, TWICE),
     "context-ring": ({"pipeline": 2, "context": 2}, {"context_parallel_strategy": "ring"}, ONCE),
@@ -298,6 +312,10 @@ SIX = {"base_num_decoder_layers": 6}
         (
             {"ici_pipeline_parallelism": 2, "num_layers_per_pipeline_stage": 2, "num_pipeline_repeats": 2},
             ("num_layers_per_pipeline_stage=2 x num_pipeline_repeats=2", "2 x 1, 1 x 2"),
+        ),
+        (
+            {"ici_pipeline_parallelism": 2, "pipeline_parallel_layers": 3, "pipeline_pad_layers": True} | GEMMA,
+            ("=3", "repeats of 2", "2 pipeline stages"),
         ),
         ({"ici_pipeline_parallelism": 4, "num_pipeline_microbatches": 2}, ("=2", "4 pipeline stages", "Nearest: 4")),
         ({"ici_pipeline_parallelism": 2, "num_pipeline_microbatches": 5}, ("=5", "2 pipeline stages", "Nearest: 4")),

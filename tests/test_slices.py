@@ -13,8 +13,8 @@ import pytest
 
 from MaxText import blueprint, decoder, hardware, planner
 from MaxText.errors import PlanError
-from tests.helpers import assert_close, cpu, toy, toy_batch, toy_config
-from tests.test_collectives import CALL, computations, group
+from tests.helpers import Toy, assert_close, cpu, toy, toy_batch, toy_config
+from tests.test_collectives import CALL, EXPERTS, callees, computations, group
 
 BYTES = {"f32": 4, "s32": 4, "bf16": 2, "pred": 1}
 
@@ -70,7 +70,7 @@ def _crossings(everything: dict[str, list[str]], name: str, per_slice: int, time
             sizes = [BYTES[kind] * math.prod(map(int, filter(None, dims.split(",")))) for kind, dims in shapes]
             yield Crossing(call["kind"], tuple(f"{k}[{d}]" for k, d in shapes), sum(sizes), times)
         loop = re.search(r'known_trip_count":\{"n":"(\d+)"', line) if " while(" in line else None
-        for callee in re.findall(r"(?:calls|to_apply|body|true_computation|branch_computations)=\{?%?([\w.\-]+)", line):
+        for callee in callees(line):
             yield from _crossings(everything, callee, per_slice, times * (int(loop[1]) if loop else 1))
 
 
@@ -94,15 +94,32 @@ def test_only_gradients_cross_slices(sliced):
     found = crossings(sliced.compiled_step.as_text(), per_slice=4)
     large = [one for one in found if any("[]" not in shape for shape in one.shapes)]
     assert {one.kind for one in large} == {"all-reduce"}
-    part = sum(
-        4 * p.size // math.prod(sliced.layout.ways(dim) for dim in p.axes)
-        for _, p in blueprint.leaves(sliced.plan.tree)
-    )
-    scalars = sum(4 * one.times * sum("[]" in shape for shape in one.shapes) for one in found)
-    assert sum(one.nbytes * one.times for one in found) - scalars == part
-    assert scalars < 4 * 64
+    assert carried(found) == own_part(sliced)
     per_layer = [one for one in large if one.times == sliced.cfg.num_decoder_layers]
     assert sum(len(one.shapes) for one in per_layer) == 7 + 2  # kernels and norms of a layer
+
+
+def own_part(made: Toy) -> int:
+    """Bytes of one device's part of all gradients."""
+    leaves = blueprint.leaves(made.plan.tree)
+    return sum(4 * p.size // math.prod(made.layout.ways(dim) for dim in p.axes) for _, p in leaves)
+
+
+def carried(found: list[Crossing]) -> int:
+    """Bytes that cross in a step, less a few scalars."""
+    scalars = sum(4 * one.times * sum("[]" in shape for shape in one.shapes) for one in found)
+    assert scalars < 4 * 64
+    return sum(one.nbytes * one.times for one in found) - scalars
+
+
+def test_experts_and_their_tokens_stay_in_their_slice():
+    """Tokens are exchanged within a slice; across slices go gradients, once, and each expert's share of the tokens,
+    from which the balance loss of the whole batch is made."""
+    made = toy({"expert": 2, "fsdp": 2}, **SLICED, **EXPERTS, load_balance_loss_weight=0.1)
+    found = crossings(made.compiled_step.as_text(), per_slice=4)
+    assert {one.kind for one in found} == {"all-reduce"}
+    statistics = carried(found) - own_part(made)
+    assert 0 < statistics <= 4 * 3 * made.cfg.num_experts * made.cfg.num_decoder_layers
 
 
 def test_what_crosses_is_seen(sliced):

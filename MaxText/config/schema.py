@@ -245,6 +245,7 @@ class Mesh(Group):
     pipeline_parallel_layers: SizeOrMinusOne = key(
         -1, "layers that are pipelined, the rest follow; -1 = all of the largest segment"
     )
+    pipeline_pad_layers: bool = key(False, "fill uneven stages with empty layers, which compute and change nothing")
     num_pipeline_microbatches: SizeOrMinusOne = key(
         -1, "microbatches of the pipeline, a multiple of its stages; -1 = one each"
     )
@@ -321,6 +322,9 @@ class Checkpoint(Group):
         3, "older ones are deleted once a newer is verified; none = all", ge=1
     )
     checkpoint_keep_period: Count = key(0, "but those after a multiple of so many steps are kept for good; 0 = none")
+    enable_emergency_checkpoint: bool = key(False, "also save on each node, often; the newest of both is resumed from")
+    local_checkpoint_directory: str = key("", "where on each node: a folder of its disk, or below /dev/shm")
+    local_checkpoint_period: Count = key(0, "steps between saves there")
 
 
 class EvalAndMetrics(Group):

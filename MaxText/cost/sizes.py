@@ -89,7 +89,7 @@ def _staged(path: str, spec: LayerSpec, count: int, tree: blueprint.Blueprint, p
         times=schedule.iterations * schedule.depth,
         size=size,
         layout=plan.layout.inside(pipeline.AXIS),
-        idle=schedule.bubble,
+        idle=schedule.waste / (1 + schedule.waste),
         staged=True,
     )
 

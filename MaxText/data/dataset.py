@@ -139,6 +139,9 @@ class Dataset:
     def seek(self, state: Any) -> None:
         """Go on from what `state_at` gave."""
 
+    def begin(self, step: int) -> None:
+        """Go on with step `step` after other data: nothing to do, it is arithmetic."""
+
     def show(self, step: int, rows: slice | None = None) -> list[Shown]:
         """What the rows of global batch `step` hold."""
         check_enough(self, step + 1)

@@ -15,6 +15,8 @@ from __future__ import annotations
 import hashlib
 import os
 import sys
+import zipfile
+import zlib
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
@@ -44,9 +46,8 @@ def plan(lengths: np.ndarray, length: int, kind: str, cache: str = "") -> Plan:
     cache: a folder where plans are kept by what they depend on; "" = none.
     """
     where = _cached(lengths, length, kind, cache)
-    if where and where.exists():
-        with np.load(where) as found:
-            return Plan(*(found[name] for name in Plan._fields))
+    if where and (kept := _kept(where)):
+        return kept
     made = _plan(lengths.astype(np.int64) - 1, length, kind)
     if where:
         _keep(made, where)
@@ -133,6 +134,18 @@ def _cached(lengths: np.ndarray, length: int, kind: str, cache: str) -> Path | N
     sha = hashlib.sha256(f"{PLAN_VERSION} {kind} {length} {len(lengths)} ".encode())
     sha.update(np.ascontiguousarray(lengths, np.int64).tobytes())
     return Path(cache).expanduser() / f"plan-{sha.hexdigest()[:32]}.npz"
+
+
+def _kept(where: Path) -> Plan | None:
+    """The plan of an earlier start; None where there is none, or a damaged one, which is then made again."""
+    try:
+        with where.open("rb") as file, np.load(file) as found:
+            return Plan(*(found[name] for name in Plan._fields))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+        print(f"warning: the packing plan {where} is damaged ({error}) and made again.", file=sys.stderr)
+        return None
 
 
 def _keep(made: Plan, where: Path) -> None:

@@ -33,6 +33,11 @@ RECIPE_KEYS = ("max_target_length", "packing", "add_bos", "add_eos", "tokenizer"
 
 def manifest(folder: str) -> dict[str, Any]:
     """The manifest of a folder. DataError where there is none, or one of another format."""
+    if "://" in folder:
+        raise DataError(
+            f"dataset_path={folder} is a URL, and prepared rows are mapped into memory. Copy them, or mount it.",
+            id="data.local",
+        )
     path = Path(folder).expanduser() / MANIFEST
     try:
         found = json.loads(path.read_text(encoding="utf-8"))

@@ -7,11 +7,15 @@ or a glob pattern of any of these.
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import glob
 import hashlib
+import io
+import logging
 import os
 import stat
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -81,18 +85,68 @@ def open_binary(path: str) -> BinaryIO:
     """A local path or URL for reading. OSError as from `open`."""
     if "://" not in path:
         return open(path, "rb")
-    return remote(path)[0].open(path, "rb")
+    system, inside = remote(path)
+    with _only_os_errors():
+        return io.BufferedReader(_Remote(system.open(inside, "rb")), _BLOCK)
 
 
 def remote(url: str) -> tuple[Any, str]:
     """The fsspec file system of a URL, and the path in it. DataError where its library is not installed."""
     core = need("fsspec.core", "fsspec", url)
+    logging.getLogger("gcsfs").setLevel(logging.CRITICAL)  # it logs a traceback beside what it raises
     try:
-        return core.url_to_fs(url)
+        with _only_os_errors(ImportError, ValueError):
+            return core.url_to_fs(url)
     except ImportError as error:
-        raise DataError(f"{url} cannot be read: {error}.", id="data.no-library") from error
+        said = str(error).strip().rstrip(".")
+        raise DataError(f"{url} cannot be read: {said}.", id="data.no-library") from error
     except ValueError as error:
         raise DataError(f"{url} cannot be read: {error}", id="data.missing") from error
+    except OSError as error:
+        raise unreadable(url, error) from error
+
+
+class _Remote(io.RawIOBase):
+    """A file behind a URL, which fails as a local one does: by OSError."""
+
+    def __init__(self, file: Any):
+        self._file = file
+
+    def readinto(self, buffer: Any) -> int:
+        with _only_os_errors():
+            found = self._file.read(len(buffer))
+        buffer[: len(found)] = found
+        return len(found)
+
+    def seek(self, offset: int, whence: int = 0) -> int:
+        return int(self._file.seek(offset, whence))
+
+    def tell(self) -> int:
+        return int(self._file.tell())
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def close(self) -> None:
+        if not self.closed:
+            self._file.close()
+        super().close()
+
+
+@contextlib.contextmanager
+def _only_os_errors(*others: type[Exception]) -> Iterator[None]:
+    """Libraries of remote file systems have errors of their own kinds (gcsfs.retry.HttpError, google.auth's)."""
+    known: tuple[type[Exception], ...] = (OSError, DataError, *others)
+    try:
+        yield
+    except known:
+        raise
+    except Exception as error:
+        said = (str(error).strip().splitlines() or ["no reason given"])[0]
+        raise OSError(errno.EIO, f"{type(error).__name__}: {said}") from error
 
 
 def read(file: File) -> bytes:
@@ -173,22 +227,28 @@ def _inside(spec: str, folder: Path, key: str) -> list[str]:
 def _remote_files(spec: str, key: str) -> list[File]:
     system, path = remote(spec)
     try:
-        if glob.has_magic(path):
-            found = sorted(p for p in system.glob(path) if not system.isdir(p))
-        elif system.isdir(path):
-            found = sorted(p for p in system.find(path) if is_data(p))
-        else:
-            found = [path] if system.exists(path) else []
-        if not found:
-            raise DataError(f"{key}: {spec} matches no file.", id="data.missing")
-        return [_remote_file(system, p) for p in found]
+        with _only_os_errors():
+            found = _remote_paths(system, path)
+            if not found:
+                raise DataError(f"{key}: {spec} matches no file.", id="data.missing")
+            return [_remote_file(system, p) for p in found]
     except OSError as error:
-        raise DataError(f"{key}: {spec} cannot be opened: {error}.", id="data.unreadable") from error
+        raise DataError(f"{key}: {spec} cannot be opened: {error.strerror or error}.", id="data.unreadable") from error
+
+
+def _remote_paths(system: Any, path: str) -> list[str]:
+    if glob.has_magic(path):
+        return sorted(p for p in system.glob(path) if not system.isdir(p))
+    if system.isdir(path):
+        return sorted(p for p in system.find(path) if is_data(p))
+    return [path] if system.exists(path) else []
 
 
 def _remote_file(system: Any, path: str) -> File:
-    url = system.unstrip_protocol(path)
-    return File(url, url, int(system.size(path)), url)
+    url, size = system.unstrip_protocol(path), int(system.size(path))
+    if not size:
+        raise empty(url)
+    return File(url, url, size, url)
 
 
 def _resolve(spec: str) -> Path:

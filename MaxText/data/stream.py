@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
 WINDOW = 1024  # rows that are shuffled together
 STREAM_VERSION = "stream-1024"  # part of the data fingerprint
+_EPOCH = "pairs of an epoch"
 _KEPT = 256  # steps whose state is kept: more than are ever prepared ahead of a checkpoint
 
 
@@ -53,7 +54,8 @@ class Place:
     epoch: int = 0
     number: int = 0  # in this epoch
     used: int = 0
-    seen: Counter[str] = field(default_factory=Counter)  # documents, tokens, and documents dropped by reason
+    # Of the first epoch: documents, tokens, documents dropped by reason; "pairs of an epoch" when it is over.
+    seen: Counter[str] = field(default_factory=Counter)
 
     def as_dict(self) -> dict[str, Any]:
         return {**vars(self), "seen": dict(self.seen)}
@@ -64,10 +66,11 @@ class Reader:
 
     def __init__(self, records: Records, unit: Unit, words: Words, length: int, epochs: int | None):
         self._records, self._unit, self._words, self._length, self._epochs = records, unit, words, length, epochs
-        self._start = json.loads(json.dumps(records.state_dict()))
-        self.place = Place(self._start)
+        self.start = json.loads(json.dumps(records.state_dict()))
+        self.place = Place(self.start)
         self._documents: Iterator[dict[str, Any]] | None = None
         self._useful = False  # this epoch gave a document
+        self.bad: dict[str, str] = {}  # name and fault of documents left out since the start of this process
         self._open: tuple[Place, np.ndarray] | None = None  # the document in hand and the place before it
 
     def seek(self, place: dict[str, Any]) -> None:
@@ -98,7 +101,7 @@ class Reader:
             self.place = Place(place.source, place.epoch, place.number, used, place.seen)
             self._open = (self.place, ids)
             return
-        seen = place.seen + Counter(documents=1, tokens=len(ids))
+        seen = place.seen if place.epoch else place.seen + Counter(documents=1, tokens=len(ids))
         self.place = Place(self._state(), place.epoch, place.number + 1, 0, seen)
         self._open = None
 
@@ -110,10 +113,7 @@ class Reader:
         if self._open is not None:
             return self._open
         while True:
-            if self._documents is None:
-                self._records.load_state_dict(self.place.source)
-                self._documents = iter(self._records)
-            record = next(self._documents, None)
+            record = self._record()
             if record is None:
                 if not self._again():
                     return None
@@ -124,6 +124,21 @@ class Reader:
                 return self.place, ids
             self.place = Place(self._state(), self.place.epoch, self.place.number + 1, 0, self.place.seen)
 
+    def _record(self) -> dict[str, Any] | None:
+        """The next record of the source; None at its end. DataError where it fails, as a network does."""
+        try:
+            if self._documents is None:
+                self._records.load_state_dict(self.place.source)
+                self._documents = iter(self._records)
+            return next(self._documents, None)
+        except Exception as error:  # of whatever library reads the form of data
+            said = (str(error).strip().splitlines() or [""])[0]
+            raise DataError(
+                f"{self._unit.name} cannot be read on from document {self.place.number}: {type(error).__name__}: "
+                f"{said}. After it is mended the same command goes on.",
+                id="data.stream",
+            ) from error
+
     def _again(self) -> bool:
         """The next epoch; False where there is none."""
         if not self._useful and self.place.used == 0:
@@ -132,7 +147,10 @@ class Reader:
             )
         if self._epochs is not None and self.place.epoch + 1 >= self._epochs:
             return False
-        self.place = Place(self._start, self.place.epoch + 1, 0, 0, self.place.seen)
+        seen = self.place.seen
+        if not self.place.epoch:
+            seen = seen + Counter({_EPOCH: seen["tokens"] - seen["documents"]})
+        self.place = Place(self.start, self.place.epoch + 1, 0, 0, seen)
         self._documents, self._useful = None, False
         return True
 
@@ -144,13 +162,15 @@ class Reader:
             if self._words.refuse:
                 raise DataError(f"{self._unit.name}#{self.place.number} {found.text}.", id=found.id)
             reason = "unreadable"
+            self.bad[f"{self._unit.name}#{self.place.number}"] = found.text
         elif item.content is None or not len(item.content):
             reason = "empty"
         elif len(found) < 2:
             reason = "single token"
         else:
             return found
-        self.place.seen = self.place.seen + Counter({reason: 1})
+        if not self.place.epoch:
+            self.place.seen = self.place.seen + Counter({reason: 1})
         return None
 
 
@@ -176,7 +196,11 @@ class StreamDataset:
     rows: int = 0
     batches: int | None = None
     dropped: dict[str, int] = field(default_factory=dict)
-    bad: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def bad(self) -> tuple[tuple[str, str], ...]:
+        """(name, fault) of documents that were left out since the start of this process."""
+        return tuple(self.reader.bad.items())
 
     def __post_init__(self) -> None:
         self._step = 0
@@ -215,6 +239,14 @@ class StreamDataset:
         except (KeyError, TypeError) as error:
             raise DataError(f"the checkpoint holds no state of this stream ({error!r}).", id="data.state") from error
         self._latest = -1, {}
+        with self._lock:
+            self._states.clear()
+        self._remember()
+
+    def begin(self, step: int) -> None:
+        """Stand before the first row, which is then that of step `step`: earlier ones were of other data."""
+        self._begin(0, Place(self.reader.start).as_dict(), 0)
+        self._step, self._latest = step, (-1, {})
         with self._lock:
             self._states.clear()
         self._remember()
@@ -264,20 +296,22 @@ class StreamDataset:
         raise ConfigError("a stream cannot be asked for a step; set hf_streaming=false", id="cli.usage")
 
     def summary(self, steps: int | None = None) -> dict[str, Any]:
-        """Accounting after `steps` batches, as `Dataset.summary`; of documents, as far as the stream was read."""
+        """Accounting after `steps` batches, as `Dataset.summary`; documents as far as the stream was read. How long an
+        epoch is, is known at the end of the first; until then epochs are 0."""
         if steps is None:
             raise ValueError("the data are endless: say how many steps")
-        seen = dict(self._place["seen"])
-        seen.pop("documents", None), seen.pop("tokens", None)
+        seen = dict(self._following.seen if self._rows is not None else self._place["seen"])
+        of_epoch = seen.pop(_EPOCH, 0)
+        dropped = {reason: count for reason, count in seen.items() if reason not in ("documents", "tokens")}
         slots = steps * self.global_batch
         return {
             "rows": slots,
-            "rows_repeated": 0,
+            "rows_repeated": max(0, slots - of_epoch // self.length) if of_epoch else 0,
             "rows_unseen": 0,
-            "epochs": float(self._place["epoch"]),
+            "epochs": slots * self.length / of_epoch if of_epoch else 0.0,
             "tokens": slots * self.length,
             "padding": 0,
-            "dropped": seen,
+            "dropped": dropped,
             "packing_efficiency": 1.0,
         }
 
@@ -316,9 +350,9 @@ def open_stream(cfg: Config, tokenizer: Tokenizer, global_batch: int) -> StreamD
 
 
 def _identity(cfg: Config, how: str) -> list[str]:
-    """Local files by their content; a data set of the hub by its name, since nothing else is known of it."""
+    """Local files by their content; a data set of the hub by the names of its files, which hold their version."""
     local = [name for name in cfg.hf_train_files if "://" not in name]
     if len(local) == len(cfg.hf_train_files) and local:
         files = sources.find(local, "hf_train_files")
         return [f"{f.name.rpartition('/')[2]} {f.size} bytes {sources.digest(f)}" for f in files]
-    return [how]
+    return [how, *hub.versions(how)]

@@ -34,7 +34,7 @@ def train_tokenizer(arguments: Sequence[str]) -> str:
     rest, own = _own(arguments[1:], {"out": "", "vocab_size": ""}, TOKENIZER_USAGE)
     from MaxText.data import teach
 
-    return teach.train(config.load(rest), Path(own["out"]).expanduser(), _number("vocab_size", own["vocab_size"], 1))
+    return teach.train(config.load(rest), _local(own["out"]), _number("vocab_size", own["vocab_size"], 1))
 
 
 def _prepare(arguments: Sequence[str]) -> str:
@@ -43,7 +43,7 @@ def _prepare(arguments: Sequence[str]) -> str:
 
     cfg = config.load(rest)
     workers = _number("workers", own["workers"])
-    return prepare.prepare(cfg, tokenizer.make(cfg), Path(own["out"]).expanduser(), workers)
+    return prepare.prepare(cfg, tokenizer.make(cfg), _local(own["out"]), workers)
 
 
 def _verify(arguments: Sequence[str]) -> str:
@@ -109,6 +109,13 @@ def _own(arguments: Sequence[str], defaults: dict[str, str], usage: str) -> tupl
         names = " and ".join(f"{name}=..." for name in missing)
         raise ConfigError(f"{names} is missing [cli.usage]\n{usage}", id="cli.usage")
     return rest, own
+
+
+def _local(out: str) -> Path:
+    """What is written, and mapped into memory later, lies on a file system of this machine."""
+    if "://" in out:
+        raise ConfigError(f"out={out} is a URL. Give a local path, or mount the bucket.", id="cli.usage")
+    return Path(out).expanduser()
 
 
 def _number(name: str, text: str, least: int = 0) -> int:

@@ -139,12 +139,18 @@ def meshes(cfg: Any, hardware: Hardware) -> Iterator[dict[str, int]]:
             stages *= inside["ici_pipeline_parallelism"]
             if stages == 1:
                 yield inside | across
-            elif not pipeline.problems(With(cfg, inside | across), stages):
-                yield from (inside | across | pieces for pieces in _pieces(cfg, stages))
+            else:
+                yield from (inside | across | pieces for pieces in _pieces(With(cfg, inside | across), stages))
 
 
 def _pieces(cfg: Any, stages: int) -> list[dict[str, int]]:
-    return [{}] if by_hand(cfg, PIECES_KEY) else [{PIECES_KEY: stages * times} for times in PIECES]
+    """How the rows may pass a pipeline; empty layers fill it where its own do not divide. None where it cannot be."""
+    filled: dict[str, int] = {}
+    if pipeline.problems(cfg, stages):
+        filled = {"pipeline_pad_layers": True}
+        if pipeline.problems(With(cfg, filled), stages):
+            return []
+    return [filled] if by_hand(cfg, PIECES_KEY) else [filled | {PIECES_KEY: stages * times} for times in PIECES]
 
 
 def _inside(cfg: Any, hardware: Hardware) -> Iterator[dict[str, int]]:

@@ -22,7 +22,7 @@ from jaxtyping import Array, Float
 from MaxText import sequence
 from MaxText.architecture import Reach
 from MaxText.layers import blockwise, dot_product
-from MaxText.layers.blockwise import Expand
+from MaxText.layers.blockwise import Expand, How
 from MaxText.layers.masks import Places, visible
 from MaxText.layout import Axes, Layout
 from MaxText.sequence import Order
@@ -61,16 +61,14 @@ def split(
 ) -> Float[Array, "B S N V"]:
     """softmax(q k^T) v where rows are split; q is already scaled. `all_places` [B, T] are whole on every device, in the
     order of the slots."""
-    order = sequence.order(cfg, layout)
-    soft_cap = cfg.attn_logits_soft_cap
+    ring = cfg.context_parallel_strategy == "ring"
+    how = How(sequence.order(cfg, layout), ring, reach, cfg.attn_logits_soft_cap, keys.expand)
 
     def local(q: Array, parts: Any, kernel: Any, sink: Any, q_places: Places, all_places: Places) -> Array:
-        chunk = q.shape[1] // order.pieces
         if cfg.context_parallel_strategy == "ulysses":
-            return _exchanged(order, reach, soft_cap, keys.expand, q, parts, kernel, sink, all_places)
-        if 0 < reach.size <= chunk + 1:
-            return _with_neighbours(order, reach, soft_cap, keys.expand, q, parts, kernel, sink, q_places)
-        how = blockwise.How(order, cfg.context_parallel_strategy == "ring", reach, soft_cap, keys.expand)
+            return _exchanged(how, q, parts, kernel, sink, all_places)
+        if 0 < reach.size <= q.shape[1] // how.order.pieces + 1:
+            return _with_neighbours(how, q, parts, kernel, sink, q_places)
         return blockwise.attention(how, q, parts, kernel, sink, q_places, all_places)
 
     def specs(tree: Any, dims: Axes) -> Any:
@@ -90,20 +88,10 @@ def split(
     )
 
 
-def _with_neighbours(
-    order: Order,
-    reach: Reach,
-    soft_cap: float,
-    expand: Expand,
-    q: Array,
-    parts: Any,
-    kernel: Any,
-    sink: Any,
-    at: Places,
-) -> Array:
+def _with_neighbours(how: How, q: Array, parts: Any, kernel: Any, sink: Any, at: Places) -> Array:
     """Each chunk attends to itself and to the end of the chunk before it."""
-    back = max(reach.size - 1, 1)
-    before = functools.partial(sequence.before, order, size=back)
+    order = how.order
+    before = functools.partial(sequence.before, order, size=max(how.reach.size - 1, 1))
     tails = [before(x) for x in parts]
     # Before the first chunk there are zeros; no token is of document -1.
     tail_places = before(at.index_BS), before(at.position_BS), [x - 1 for x in before(at.document_BS + 1)]
@@ -112,8 +100,8 @@ def _with_neighbours(
         own = Places(*(sequence.pieces(order, x)[i] for x in at))
         k_places = Places(*(_after_tail(x[i], y) for x, y in zip(tail_places, own, strict=True)))
         near = [_after_tail(tail[i], sequence.pieces(order, x)[i]) for tail, x in zip(tails, parts, strict=True)]
-        k, v = expand(kernel, tuple(near))
-        out.append(dot_product.attention(q_piece, k, v, visible(reach, own, k_places), soft_cap, sink))
+        k, v = how.expand(kernel, tuple(near))
+        out.append(dot_product.attention(q_piece, k, v, visible(how.reach, own, k_places), how.soft_cap, sink))
     return jnp.concatenate(out, axis=1)
 
 
@@ -121,28 +109,18 @@ def _after_tail(tail: Array, chunk: Array) -> Array:
     return jnp.concatenate([tail, chunk], axis=1)
 
 
-def _exchanged(
-    order: Order,
-    reach: Reach,
-    soft_cap: float,
-    expand: Expand,
-    q: Array,
-    parts: Any,
-    kernel: Any,
-    sink: Any,
-    at: Places,
-) -> Array:
+def _exchanged(how: How, q: Array, parts: Any, kernel: Any, sink: Any, at: Places) -> Array:
     """Whole rows of this shard's part of the heads. Where there are fewer key/value heads than shards, each goes to all
     shards that need it; latents go to all, and each shard makes the keys of its own heads."""
-    shards, axes = order.shards, order.axes
+    shards, axes = how.order.shards, how.order.axes
     to_rows = functools.partial(jax.lax.all_to_all, axis_name=axes, split_axis=2, concat_axis=1, tiled=True)
     if kernel is None:
-        k, v = (to_rows(_spread(x, shards)) for x in expand(None, parts))
+        k, v = (to_rows(_spread(x, shards)) for x in how.expand(None, parts))
     else:
         whole = tuple(jax.lax.all_gather(x, axes, axis=1, tiled=True) for x in parts)
-        k, v = expand(_own_heads(order, kernel, 1), whole)
-    sink = None if sink is None else _own_heads(order, sink, 0)
-    y = dot_product.attention(to_rows(q), k, v, visible(reach, at, at), soft_cap, sink)
+        k, v = how.expand(_own_heads(how.order, kernel, 1), whole)
+    sink = None if sink is None else _own_heads(how.order, sink, 0)
+    y = dot_product.attention(to_rows(q), k, v, visible(how.reach, at, at), how.soft_cap, sink)
     return jax.lax.all_to_all(y, axes, split_axis=1, concat_axis=2, tiled=True)
 
 

@@ -37,7 +37,7 @@ STREAM: Axes = ("activation_batch", "activation_length", "activation_embed")
 IDS: Axes = ("activation_batch", "activation_length")
 OWN: Axes = (None, "activation_batch", "activation_length", None)
 
-Stage = Callable[[Layout, Any, Array, Any, Any], tuple[Array, Any]]
+Stage = Callable[[Layout, Any, Array, Any, Any, Any], tuple[Array, Any]]
 Rows = Mapping[str, Int[Array, "B S"]]
 
 
@@ -54,8 +54,9 @@ def run(
 ) -> tuple[Float[Array, "B S D"], Any]:
     """(the stream after the pipelined layers, what they leave beside, stacked over L).
 
-    `stage(layout, params [K, ...], x, rows, own [K, n, B, S, P])` is one turn of one stage on one microbatch; `tree` is
-    the blueprint of `params`, the segment's parameters; `own` are vectors of each layer's own, in the order of layers.
+    `stage(layout, params [K, ...], x, rows, own [K, n, B, S, P], real)` is one turn of one stage on one microbatch;
+    `real` [K] is false for the empty repeats of a schedule that has any, and None otherwise; `tree` is the blueprint of
+    `params`, the segment's parameters; `own` are vectors of each layer's own, in the order of layers.
     `checkpoint` wraps an iteration and decides on what it keeps for the backward pass."""
     inner = layout.inside(AXIS)
     weights = _to_stages(layout, inner, schedule, tree, params)
@@ -95,7 +96,8 @@ def _to_stages(layout: Layout, inner: Layout, schedule: Schedule, tree: Blueprin
     def one(param: Param, piece: Array) -> Array:
         if schedule.owned:
             return piece[None, None]
-        piece = piece[: schedule.pipelined].reshape(schedule.repeats, schedule.stages, schedule.depth, *piece.shape[1:])
+        piece = _filled(schedule, piece[: schedule.pipelined])
+        piece = piece.reshape(schedule.repeats, schedule.stages, schedule.depth, *piece.shape[1:])
         split = [dim for dim, axes in enumerate(layout.split(param.axes), start=2) if AXIS in axes]
         if split:
             return jax.lax.all_to_all(piece, AXIS, split_axis=1, concat_axis=split[0], tiled=True)
@@ -108,6 +110,12 @@ def _to_stages(layout: Layout, inner: Layout, schedule: Schedule, tree: Blueprin
     staged = jax.tree.map(lambda param: PartitionSpec(None, AXIS, None, *inner.spec(param.axes[1:])), tree)
     weights = jax.shard_map(local, in_specs=(stored,), out_specs=staged)(params)
     return weights if schedule.repeats > 1 else jax.tree.map(lambda w: w[0], weights)
+
+
+def _filled(schedule: Schedule, piece: Array) -> Array:
+    """Layers in dim 0, and as many more as are empty: they have what the last one has, and are as finite as that."""
+    more = schedule.padding * (piece.shape[0] // schedule.pipelined)
+    return jnp.concatenate([piece, jnp.repeat(piece[-1:], more, axis=0)]) if more else piece
 
 
 def _cut(schedule: Schedule, piece: Array, dim: int = 0) -> Array:
@@ -132,7 +140,7 @@ def _own_to_stages(layout: Layout, inner: Layout, schedule: Schedule, own_LBSP: 
     """The layers' own vectors [L n, B, S, P] on the stages of their layers, [P, R, K n, M, B/M, S, P]."""
 
     def local(piece: Array) -> Array:
-        pieces = _cut(schedule, piece, dim=1)
+        pieces = _filled(schedule, _cut(schedule, piece, dim=1))
         pieces = pieces.reshape(schedule.repeats, schedule.stages, -1, *pieces.shape[1:])
         pieces = jax.lax.all_to_all(pieces, AXIS, split_axis=1, concat_axis=3, tiled=True)
         return jnp.moveaxis(pieces, 1, 0)
@@ -165,14 +173,15 @@ def _item(schedule: Schedule, t: Array) -> tuple[Array, Array]:
 
 def _taken(schedule: Schedule, weights: Any, x: Array, items: Any, own: Array | None, t: Array) -> tuple[Any, ...]:
     """What the stages need in iteration t: weights of the round [P, K, ...], the stream, ids [P, B, S] and own vectors
-    [P, K n, B, S, P] of the microbatch."""
+    [P, K n, B, S, P] of the microbatch, and which repeats are no empty ones [P, K]."""
 
     def local(weights: Any, items: Any, own: Array | None, t: Array) -> Any:
         number, microbatch = _item(schedule, t)
         if schedule.repeats > 1:
             weights = jax.tree.map(lambda w: _at(w, number, 0), weights)
         items = jax.tree.map(lambda ids: _at(ids, microbatch, 1), items)
-        return weights, items, None if own is None else _at(_at(own, number, 1), microbatch, 2)
+        own = None if own is None else _at(_at(own, number, 1), microbatch, 2)
+        return weights, items, own, _real(schedule, number)
 
     def without(tree: Any, *dims: int) -> Any:
         return jax.tree.map(lambda x: PartitionSpec(*(e for i, e in enumerate(_spec(x)) if i not in dims)), tree)
@@ -181,10 +190,19 @@ def _taken(schedule: Schedule, weights: Any, x: Array, items: Any, own: Array | 
         without(weights, 0) if schedule.repeats > 1 else _specs(weights),
         without(items, 1),
         without(own, 1, 3),
+        PartitionSpec(AXIS) if schedule.padding else None,
     )
     in_specs = (_specs(weights), _specs(items), _specs(own), PartitionSpec())
-    weights, items, own = jax.shard_map(local, in_specs=in_specs, out_specs=out_specs)(weights, items, own, t)
-    return weights, x, items, own
+    weights, items, own, real = jax.shard_map(local, in_specs=in_specs, out_specs=out_specs)(weights, items, own, t)
+    return weights, x, items, own, real
+
+
+def _real(schedule: Schedule, number: Array) -> Array | None:
+    """[1, K]: which repeats of this stage in this round are no empty ones; None if none is."""
+    if not schedule.padding:
+        return None
+    first = (number * schedule.stages + jax.lax.axis_index(AXIS)) * schedule.depth
+    return (first + jnp.arange(schedule.depth) < schedule.pipelined)[None]
 
 
 def _hand_over(schedule: Schedule, waiting: Array, x: Array, t: Array) -> tuple[Array, Array]:
@@ -246,7 +264,7 @@ def _of_layers(schedule: Schedule, sides: Any) -> Any:
         spec = _spec(side)
         rounds = jax.shard_map(local, in_specs=(spec,), out_specs=spec)(side)
         whole = jax.reshard(rounds, PartitionSpec(None, None, *spec[2:]))
-        return whole.reshape(-1, *side.shape[3:])
+        return whole.reshape(-1, *side.shape[3:])[: schedule.pipelined]
 
     return jax.tree.map(one, sides)
 

@@ -1,8 +1,6 @@
 """Every form of data gives the same documents, named, in any units; and says what is wrong with it."""
 
-import gzip
 import json
-import struct
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +13,8 @@ from MaxText.data.formats import example, jsonl, records
 from MaxText.data.units import Unit
 from MaxText.errors import DataError
 
+from . import files
+from .files import encode_example, frame, write_tfds
 from .helpers import make_config
 
 TEXTS = ["one", "two zwei", "", "naïve café", "line\nbreak", "six " * 9]
@@ -27,46 +27,8 @@ def folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
 
-def varint(n):
-    out = b""
-    while n > 127:
-        out, n = out + bytes([n & 127 | 128]), n >> 7
-    return out + bytes([n])
-
-
-def block(number, body):
-    return varint(number << 3 | 2) + varint(len(body)) + body
-
-
-def encode_example(**features):
-    """tf.train.Example as TensorFlow writes it."""
-    entries = b""
-    for name, value in features.items():
-        ids = isinstance(value, list)
-        kind = block(3, block(1, b"".join(varint(v) for v in value))) if ids else block(1, block(1, value))
-        entries += block(1, block(1, name.encode()) + block(2, kind))
-    return block(1, entries)
-
-
 def write(name, texts=TEXTS):
-    path = Path(name)
-    bare = name.removesuffix(".gz")
-    lines = "".join(json.dumps({"text": t, "n": i}) + "\n" for i, t in enumerate(texts)).encode()
-    if bare.endswith(".jsonl"):
-        path.write_bytes(gzip.compress(lines) if name != bare else lines)
-    elif bare.endswith(".parquet"):
-        arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
-        parquet.write_table(arrow.table({"text": texts, "n": range(len(texts))}), path, row_group_size=2)
-    elif bare.endswith(".array_record"):
-        module = pytest.importorskip("array_record.python.array_record_module")
-        writer = module.ArrayRecordWriter(str(path), "group_size:1")
-        for t in texts:
-            writer.write(encode_example(text=t.encode()))
-        writer.close()
-    else:
-        frames = (encode_example(n=[5], text=t.encode()) for t in texts)
-        path.write_bytes(b"".join(struct.pack("<Q", len(f)) + b"crc." + f + b"crc." for f in frames))
-    return name
+    return files.write(name, texts)
 
 
 def units_of(name, **more):
@@ -160,8 +122,7 @@ def test_no_document_at_all(texts):
 
 def test_records_of_json_and_of_plain_text():
     for record, wanted in ((b'{"text": "x y"}', "x y"), (b"plain words", "plain words")):
-        frame = struct.pack("<Q", len(record)) + b"crc." + record + b"crc."
-        Path("a.tfrecord").write_bytes(frame * 2)
+        Path("a.tfrecord").write_bytes(frame(record) * 2)
         assert read("a.tfrecord")[0] == [wanted] * 2
 
 
@@ -236,8 +197,9 @@ def test_folders_and_remote_files():
     memory = fsspec.filesystem("memory")
     for name in ("b.txt", "e/a.jsonl"):
         memory.pipe(f"/maxtext-test/{name}", Path("d", name).read_bytes())
-    for files in (["d"], ["d/*.txt", "d/e"], ["memory://maxtext-test"], ["memory://maxtext-test/*.txt", "d/e/a.jsonl"]):
-        cfg = make_config(train_files=files, num_epoch=1)
+    there = "memory://maxtext-test"
+    for listed in (["d"], ["d/*.txt", "d/e"], [there], [f"{there}/*.txt", "d/e/a.jsonl"]):
+        cfg = make_config(train_files=listed, num_epoch=1)
         data = open_split(cfg, tokenizer.make(cfg), "train", 1)
         assert (data.documents, data.bytes) == (2, 4)
     with pytest.raises(DataError) as caught:
@@ -282,37 +244,13 @@ def test_a_library_that_is_missing_is_named(monkeypatch):
     assert caught.value.id == "data.no-library"
 
 
-@pytest.fixture
-def tfds_folder(tmp_path):
-    tfds = pytest.importorskip("tensorflow_datasets")
-
-    class TinyBooks(tfds.core.GeneratorBasedBuilder):
-        VERSION = tfds.core.Version("1.0.0")
-
-        def _info(self):
-            return tfds.core.DatasetInfo(
-                builder=self, features=tfds.features.FeaturesDict({"text": tfds.features.Text()})
-            )
-
-        def _split_generators(self, manager):
-            return {"train": self._some(20), "validation": self._some(5)}
-
-        def _some(self, count):
-            yield from ((i, {"text": f"document {i}"}) for i in range(count))
-
-        def _generate_examples(self):
-            raise AssertionError
-
-    TinyBooks(data_dir=str(tmp_path / "sets"), file_format="array_record").download_and_prepare()
-    return str(tmp_path / "sets")
-
-
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
-def test_tfds_without_tensorflow(tfds_folder):
+def test_tfds_without_tensorflow(tmp_path):
     import sys
 
-    keys = {"dataset_type": "tfds", "dataset_name": "tiny_books", "dataset_path": tfds_folder, "num_epoch": 1}
+    names = [f"document {i}" for i in range(20)]
+    keys = write_tfds(tmp_path / "sets", names, names[:5]) | {"num_epoch": 1}
     cfg = make_config(**keys)
     words = tokenizer.make(cfg)
     train, evaluation = open_split(cfg, words, "train", 1), open_split(cfg, words, "eval", 1)
@@ -328,6 +266,28 @@ def test_tfds_without_tensorflow(tfds_folder):
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_tfds_stored_as_tfrecord(tmp_path):
+    """The form in which most data sets of TFDS lie about: read without TensorFlow as well."""
+    import sys
+
+    keys = write_tfds(tmp_path / "sets", KEPT, KEPT[:2]) | {"num_epoch": 1}
+    cfg = make_config(**keys)
+    words = tokenizer.make(cfg)
+    wanted = open_split(cfg, words, "train", 1)
+    info = next((tmp_path / "sets").rglob("dataset_info.json"))
+    info.write_text(info.read_text().replace("array_record", "tfrecord"))
+    for old in list(info.parent.glob("*.array_record*")):
+        whole = Unit("arrayrecord", old.name, str(old), 0, old.stat().st_size)
+        found = b"".join(frame(record) for unit in units.split(whole) for record in records._by_index(unit))
+        (old.parent / old.name.replace("array_record", "tfrecord")).write_bytes(found)
+        old.unlink()
+    stored = open_split(cfg, words, "train", 1)
+    assert (stored.documents, stored.tokens) == (wanted.documents, wanted.tokens) == (len(KEPT), wanted.tokens)
+    assert all(np.array_equal(stored.batch(s)["inputs"], wanted.batch(s)["inputs"]) for s in range(wanted.batches))
+    assert stored.parts[0].names.name(0).endswith("#0") and "tensorflow" not in sys.modules
+
+
 @pytest.mark.filterwarnings("ignore")
 def test_hugging_face_files_and_saved_folders():
     datasets = pytest.importorskip("datasets")
@@ -346,3 +306,29 @@ def test_hugging_face_files_and_saved_folders():
     with pytest.raises(DataError) as caught:
         open_split(make_config(**keys, hf_path="json", hf_train_files=["a.jsonl"], train_split="x"), words, "train", 1)
     assert caught.value.id == "data.split"
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_the_identity_of_a_streamed_data_set_is_that_of_its_files(tmp_path, monkeypatch):
+    """On the hub the names of files hold their version; here their paths stand for that."""
+    pytest.importorskip("datasets")
+    from MaxText.data import open_train
+    from MaxText.data.formats import hub
+
+    for name in ("a.jsonl", "b.jsonl"):
+        write(name, KEPT)
+    keys = {"dataset_type": "hf", "hf_path": str(tmp_path), "hf_streaming": True}
+    cfg = make_config(**keys)
+    both = open_train(cfg, tokenizer.make(cfg), 1).fingerprint
+    assert open_train(cfg, tokenizer.make(cfg), 1).fingerprint == both
+    Path("b.jsonl").unlink()
+    hub.load.cache_clear()
+    assert open_train(cfg, tokenizer.make(cfg), 1).fingerprint["stream"] != both["stream"]
+
+    def offline(*_, **__):
+        raise KeyError("of the library")
+
+    monkeypatch.setattr("datasets.load_dataset_builder", offline)
+    with pytest.raises(DataError, match="network") as caught:
+        open_train(cfg, tokenizer.make(cfg), 1)
+    assert caught.value.id == "data.hub"

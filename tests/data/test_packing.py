@@ -105,6 +105,20 @@ def test_a_plan_is_made_once(kind, tmp_path, monkeypatch):
             packing.plan(*other, str(tmp_path))
 
 
+@pytest.mark.parametrize("damage", ["empty", "cut", "flipped", "other"])
+def test_a_plan_that_is_damaged_is_made_again(damage, tmp_path, capsys):
+    lengths = np.random.default_rng(0).integers(2, 50, 500)
+    made = packing.plan(lengths, 16, "best_fit", str(tmp_path))
+    (kept,) = tmp_path.iterdir()
+    whole = kept.read_bytes()
+    flipped = whole[:900] + bytes([whole[900] ^ 1]) + whole[901:]
+    kept.write_bytes({"empty": b"", "cut": whole[:-99], "flipped": flipped, "other": b"no archive"}[damage])
+    for warned in (True, False):
+        found = packing.plan(lengths, 16, "best_fit", str(tmp_path))
+        assert all(np.array_equal(a, b) for a, b in zip(made, found, strict=True))
+        assert (kept.name in capsys.readouterr().err) == warned
+
+
 def test_fills_well():
     """Documents of many lengths: rows are full to 98 % at least, and no document shorter than a row is cut."""
     lengths = np.random.default_rng(1).lognormal(4.5, 1, 20_000).astype(int) + 2

@@ -142,6 +142,10 @@ def test_documents_that_are_no_use():
     d = make(texts, batch=1, epochs=1, words=lenient)
     batches = drawn(d)
     assert len(batches) == 82 // 16
+    assert d.bad == (
+        ("some/set#1", "holds int in column text, not text"),
+        ("some/set#3", "has no column text, unlike those before it (it has txt)"),
+    )
     with pytest.raises(DataError) as caught:
         make([{"txt": "a"}]).batch(0)
     assert caught.value.id == "data.column"
@@ -151,13 +155,72 @@ def test_documents_that_are_no_use():
         assert caught.value.id == "data.no-targets"
 
 
+def test_after_other_data_it_begins_at_its_beginning():
+    one, other = make(batch=2), make(batch=2)
+    one.batch(0)
+    one.begin(7)
+    for step in range(4):
+        assert np.array_equal(one.batch(step + 7)["inputs"], other.batch(step)["inputs"])
+    again = make(batch=2)
+    again.seek(json.loads(json.dumps(one.state_at(9))))
+    assert np.array_equal(again.batch(9)["inputs"], one.batch(9)["inputs"])
+
+
+def test_the_account_knows_what_was_seen_twice():
+    """Also after a restart in the second epoch: rows, epochs, and what was dropped, which counts once."""
+    one, pairs = make(batch=2), len(line(1))
+    for _ in range(2):
+        steps = 3 * pairs // 32
+        for step in range(one._step, steps):
+            one.batch(step)
+        found = one.summary(steps)
+        assert found["rows"] == 2 * steps and found["tokens"] == 32 * steps
+        assert found["epochs"] == pytest.approx(32 * steps / pairs)
+        assert found["rows_repeated"] == 2 * steps - pairs // 16
+        assert found["dropped"] == {"empty": 1}
+        again, middle = make(batch=2), steps * 2 // 3
+        again.seek(json.loads(json.dumps(one.state_at(middle))))
+        one = again
+    assert make(batch=2).summary(1)["rows_repeated"] == 0
+
+
 def test_a_state_of_something_else_is_refused():
     with pytest.raises(DataError) as caught:
         make().seek({"step": 3})
     assert caught.value.id == "data.state"
 
 
-@pytest.mark.slow
+def test_a_source_that_fails_in_the_middle_is_gone_on_with():
+    """As a network does: one message, and what was read before it is neither lost nor repeated."""
+
+    class Torn(Listed):
+        torn = True
+
+        def __iter__(self):
+            for record in super().__iter__():
+                if self.torn and self.at == 6:
+                    raise ConnectionError("the peer is gone\nand more")
+                yield record
+
+    def torn():
+        return StreamDataset("test", 16, 4, {}, Reader(Torn([{"text": t} for t in TEXTS]), UNIT, WORDS, 16, 2), 5, True)
+
+    one, place = torn(), None
+    with pytest.raises(DataError, match="ConnectionError: the peer is gone[.] After") as caught:
+        for step in range(10):
+            place = json.loads(json.dumps(one.state_at(step)))
+            one.batch(step)
+    assert caught.value.id == "data.stream"
+    again = torn()
+    again.reader._records.torn = False
+    again.seek(place)
+    wanted = make(epochs=2, shuffle=True)
+    for after in range(place["step"] + 5):
+        batch = wanted.batch(after)
+        if after >= place["step"]:
+            assert np.array_equal(again.batch(after)["inputs"], batch["inputs"])
+
+
 @pytest.mark.filterwarnings("ignore")
 def test_hugging_face_streams(tmp_path, monkeypatch):
     pytest.importorskip("datasets")

@@ -161,8 +161,9 @@ def test_the_first_process_is_killed(tmp_path, clean_environ):
 
 @pytest.mark.slow
 def test_a_damaged_piece_makes_all_go_back(tmp_path, clean_environ):
-    how = {**HOW, **SLICED, "eval_files": []}
-    assert World(tmp_path, clean_environ, 2, 4, **how, steps=4).end() == [0, 0]
+    how = {**HOW, **SLICED, "eval_interval": -1, "eval_files": []}
+    world = World(tmp_path, clean_environ, 2, 4, **how, steps=4)
+    assert world.end() == [0, 0], world.said()
     piece = tmp_path / "toy/checkpoints/4/state/params.logits/3.0"
     data = bytearray(piece.read_bytes())
     data[7] ^= 1
