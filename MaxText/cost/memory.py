@@ -251,8 +251,8 @@ def _experts(cfg: Any, one: Layers) -> float:
 
 
 def _layer(cfg: Any, one: Layers, flashes: bool, hardware: Hardware) -> float:
-    """What the backward pass of one layer holds at once, experts' rows aside: while it passes the feed-forward, or while
-    it passes attention, when weight gradients of the feed-forward still wait for their operands' turn."""
+    """What the backward pass of one layer holds at once, experts' rows aside: while it passes the feed-forward, or
+    while it passes attention, when what the feed-forward's weight gradients need may still be there."""
     found = named(cfg, one.spec, one.layout, one.size)
     wide = max(found["mlpwi_0"], 0.0) * (len(cfg.mlp_activations) + 1)
     around = {name: count for name, count in found.items() if "mlp" not in name}
