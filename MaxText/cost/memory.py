@@ -155,9 +155,11 @@ def forecast(cfg: Any, plan: Plan, hardware: Hardware) -> Memory:
     experts = max((_experts(cfg, one) for one in everything if one.spec.experts), default=0.0)
     layer = max(_layer(cfg, one, shown[one.path], hardware) for one in everything)
     gradients = _gradients(cfg, plan, stacks)
-    base, head = sum(by_layer.values()) + casts, _head(cfg, plan)
+    streams = STREAMS * BYTES[cfg.dtype] * sizes(cfg, plan).tokens * cfg.emb_dim
+    flying = max(host for _, (_, host) in kept)  # of one layer, on the way to or from the host
+    base, head = sum(by_layer.values()) + casts + flying, _head(cfg, plan)
     moments = {
-        "head": base + 2 * logits + head * BYTES[cfg.dtype],
+        "head": base + 2 * logits + head * BYTES[cfg.dtype] + streams,
         "layers": base + gradients + layer + experts + (logits if late else 2 * _head_gradient(cfg, plan)),
         "after": gradients + (logits + head * BYTES[cfg.weight_dtype] if late else 0.0) + 2 * _head_gradient(cfg, plan),
     }
