@@ -175,12 +175,12 @@ class Launch:
         self._ends.put(child)
 
     def _wait(self) -> int:
-        """Until all have ended; those that do not follow the first are killed."""
+        """Until all have ended; those that do not follow the first are killed. An end like the first is not said."""
         first, failed = None, None
         deadline = float("inf")
         for _ in self._children:
             child = self._next(deadline)
-            if child.code:
+            if child.code and (failed is None or child.code != failed.code):
                 self._say(f"process {child.id} {child.describe()}")
             failed = failed or (child if child.code else None)
             if first is None or (failed is child):

@@ -69,28 +69,47 @@ class Loop:
         self.records.store.check()
         if self.done % cfg.checkpoint_period == 0 and self.done < cfg.steps:
             self.save()
-        if cfg.eval_interval > 0 and self.done % cfg.eval_interval == 0 and self.done < cfg.steps:
+        elif cfg.enable_emergency_checkpoint and self.done % cfg.local_checkpoint_period == 0 and self.done < cfg.steps:
+            self.save(local=True)
+        if self._evaluation_is_due():
             self.evaluate()
+        self._stop_if_asked()
+
+    def _evaluation_is_due(self) -> bool:
+        cfg = self.session.cfg
+        return cfg.eval_interval > 0 and self.done % cfg.eval_interval == 0 and self.done < cfg.steps
+
+    def _stop_if_asked(self) -> None:
         if signal := self.records.stop_requested():
             raise Preempted(f"stopped by {signal} after {self.done} steps.", id="run.preempted")
+
+    def catch_up(self) -> None:
+        """After a resume: do the evaluation of `done` steps that a kill or a signal has kept from its line."""
+        if self._evaluation_is_due() and self.session.evaluation and not self.records.evaluated(self.done):
+            self.evaluate()
+            self._stop_if_asked()
 
     def settle(self) -> None:
         """Read what is still on the device; afterwards the state is known to be finite up to `done`."""
         self._read_pending()
         self._mark = time.perf_counter()
 
-    def save(self) -> None:
-        """Write a checkpoint of `done` steps, unless it is there already or the state is not finite."""
+    def save(self, *, local: bool = False) -> None:
+        """Write a durable or a `local` checkpoint of `done` steps, unless it is there already or the state is not
+        finite."""
         self.settle()
         if self.saved == self.done or not self.session.cfg.enable_checkpointing or not self.healthy:
             return
-        if not self._parameters_are_finite():
-            return
-        meta = self.records.checkpoint_meta(self.done, self.session.train.state_at(self.done))
+        begun = time.perf_counter()
         with self.records.activity("save"):
-            stall = self.records.store.save(self.done, self.session.as_stored(self.state), meta)
-        self._extra["save_stall_seconds"] = stall
-        self.saved = self.done
+            if not self._parameters_are_finite():
+                return
+            if not local:
+                self.records.metrics.sync()  # the lines of these steps are not written again
+            meta = self.records.checkpoint_meta(self.done, self.session.train.state_at(self.done))
+            self.records.store.save(self.done, self.session.as_stored(self.state), meta, local=local)
+        self._extra["save_stall_seconds"] = time.perf_counter() - begun
+        self.saved = self.saved if local else self.done
         self._mark = time.perf_counter()
 
     def _parameters_are_finite(self) -> bool:

@@ -69,6 +69,11 @@ def read(path: Path) -> list[dict[str, Any]]:
     return [_decode(line) for line in _whole_lines(path.read_bytes())]
 
 
+def has_evaluation(path: Path, done: int) -> bool:
+    """Whether the metrics file has the held-out loss after `done` steps, which is filed under the last of them."""
+    return path.is_file() and any(one.get("step") == done - 1 and "eval_loss" in one for one in read(path))
+
+
 def _decode(line: bytes) -> dict[str, Any]:
     record = json.loads(line)
     return {key: _NON_FINITE.get(value, value) if isinstance(value, str) else value for key, value in record.items()}

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from MaxText import goodput, metrics, runtime
-from MaxText.checkpoint import Store
+from MaxText.checkpoint import Tiers
 from MaxText.errors import PeerLost, StorageError
 from MaxText.processes import Alone, Group
 
@@ -28,7 +28,7 @@ class Records:
     """Opened once everything is checked; from here on the run writes. Close it through `walk.finish` only."""
 
     def __init__(
-        self, cfg: Any, store: Store, signals: runtime.Signals, meta: dict[str, Any], group: Group | None = None
+        self, cfg: Any, store: Tiers, signals: runtime.Signals, meta: dict[str, Any], group: Group | None = None
     ) -> None:
         """Of several processes only the primary one writes; what the others say is lost, but for a trace."""
         folder = cfg.run_folder
@@ -111,6 +111,10 @@ class Records:
         per_byte = f", {result['eval_loss_per_byte']:.4f} nats/byte" if "eval_loss_per_byte" in result else ""
         over = f", over {result['eval_total_weights']:,.0f} tokens"
         self.say(f"held-out loss after {done} steps: {result['eval_loss']:.4f} nats/token{per_byte}{over}")
+
+    def evaluated(self, done: int) -> bool:
+        """Whether the held-out loss after `done` steps is in the metrics; all processes ask."""
+        return bool(self.group.gather("evaluated", metrics.has_evaluation(self._file("metrics.jsonl"), done))[0])
 
     @contextlib.contextmanager
     def activity(self, kind: str) -> Iterator[None]:

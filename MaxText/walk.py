@@ -5,15 +5,15 @@ Every ending (steps done, a signal, data that end, a non-finite loss, storage th
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import jax
 
-from MaxText import catalogue, decoder, faults, forecast, goodput, report, runtime, screen, session
-from MaxText.checkpoint import Store
+from MaxText import catalogue, decoder, faults, forecast, goodput, metrics, report, runtime, screen, session
+from MaxText.checkpoint import Local, Store, Tiers
 from MaxText.convert import start
 from MaxText.convert.source import Source
 from MaxText.convert.source import find as find_source
@@ -31,11 +31,11 @@ from MaxText.state import TrainState
 
 @dataclass(frozen=True)
 class Beginning:
-    """Where the state comes from: the checkpoint of `done` steps, in the run's store or in that of `other`, the weights
-    of `source`, or nothing."""
+    """Where the state comes from: the run's checkpoint of `done` steps, which lies at `resumed`, that of `other`, the
+    weights of `source`, or nothing."""
 
     done: int = 0
-    resumed: bool = False
+    resumed: str = ""
     source: Source | None = None
     other: Store | None = None
     notes: list[str] = field(default_factory=list)
@@ -54,16 +54,10 @@ def walk(cfg: Any, group: Group | None = None) -> None:
         if cfg.plan_only:
             _print(group, forecast.fitting(forecast.of_plan(cfg, made.hardware, made.plan)))
             return
-        store = Store(
-            cfg.run_folder / "checkpoints",
-            keep=cfg.max_num_checkpoints_to_keep,
-            keep_period=cfg.checkpoint_keep_period or None,
-            asynchronous=cfg.async_checkpointing,
-            group=group,
-        )
+        store = open_tiers(cfg, group)
         beginning = find_beginning(made, store) if cfg.enable_checkpointing else find_elsewhere(made, store)
         _require_one_folder(cfg, group, beginning)
-        if beginning.done >= cfg.steps:
+        if _is_complete(made, group, beginning.done):
             _print(group, screen.complete(cfg, beginning.done))
             return
         if cfg.enable_checkpointing:
@@ -72,6 +66,22 @@ def walk(cfg: Any, group: Group | None = None) -> None:
             ending = _attempt(made, records, beginning)
     if ending is not None:
         raise ending
+
+
+def open_tiers(cfg: Any, group: Group) -> Tiers:
+    """The checkpoints of a run; nothing is read or created yet."""
+    asynchronous = cfg.async_checkpointing
+    durable = Store(
+        cfg.run_folder / "checkpoints",
+        keep=cfg.max_num_checkpoints_to_keep,
+        keep_period=cfg.checkpoint_keep_period or None,
+        asynchronous=asynchronous,
+        group=group,
+    )
+    if not cfg.enable_emergency_checkpoint:
+        return Tiers(durable)
+    place, seconds = Path(cfg.local_checkpoint_directory), cfg.process_wait_timeout
+    return Tiers(durable, Local(place, cfg.run_folder, group, asynchronous=asynchronous, seconds=seconds))
 
 
 def _print(group: Group, text: str) -> None:
@@ -89,39 +99,57 @@ def _require_one_folder(cfg: Any, group: Group, beginning: Beginning) -> None:
             id="run.not-shared",
         )
 
-    group.agree("beginning", {"steps done": beginning.done, "resumed": beginning.resumed}, error)
+    group.agree("beginning", {"steps done": beginning.done, "resumed": bool(beginning.resumed)}, error)
+
+
+def _is_complete(made: Session, group: Group, done: int) -> bool:
+    """Whether nothing is left to do: all steps are done, and the held-out loss at the end is in the metrics."""
+    cfg = made.cfg
+    if done < cfg.steps or made.evaluation is None:
+        return bool(done >= cfg.steps)
+    return done > cfg.steps or bool(
+        group.gather("complete", metrics.has_evaluation(cfg.run_folder / "metrics.jsonl", done))[0]
+    )
 
 
 def _meta(made: Session) -> dict[str, Any]:
     """What every checkpoint of this attempt says of itself."""
-    return {"config": made.cfg.as_dict(), "data": made.train.fingerprint, "parameters": made.plan.parameters}
+    plan = made.plan
+    cut = {"mesh": plan.describe_mesh(), "devices": plan.devices, "microbatches": plan.microbatches}
+    return {
+        "config": made.cfg.as_dict(),
+        "data": made.train.fingerprint,
+        "parameters": plan.parameters,
+        "plan": cut | {"processes": jax.process_count(), "hardware": made.hardware.kind},
+    }
 
 
-def find_beginning(made: Session, store: Store) -> Beginning:
+def find_beginning(made: Session, store: Tiers) -> Beginning:
     """1. this run's newest checkpoint, 2. load_full_state_path, 3. load_parameters_path, 4. fresh; `start` may demand
     one. A checkpoint of other data is refused."""
-    cfg, latest = made.cfg, store.latest()
-    if cfg.start == "resume" and latest is None:
+    cfg = made.cfg
+    newest, problems = store.newest()
+    if cfg.start == "resume" and newest is None:
         raise ConfigError(
             f"start=resume, but {cfg.run_folder} holds no complete checkpoint. Check run_name, or set start=auto.",
             id="run.nothing-to-resume",
         )
-    if cfg.start == "fresh" and latest is not None:
+    if cfg.start == "fresh" and newest is not None:
         raise ConfigError(
-            f"start=fresh, but {cfg.run_folder} holds a checkpoint of {latest} steps. Choose another run_name, "
+            f"start=fresh, but there is a checkpoint of {newest.step} steps: {newest.where}. Choose another run_name, "
             "or set start=auto.",
             id="run.not-fresh",
         )
-    notes = [f"warning: checkpoint {step} cannot be used: {why}" for step, why in store.incomplete().items()]
-    if latest is None:
+    notes = [f"warning: {problem}" for problem in problems]
+    if newest is None:
         return find_elsewhere(made, store, notes)
-    notes += check_continues(made, store.manifest(latest)["meta"], latest)
+    notes += check_continues(made, newest.meta, newest.step)
     with jax.set_mesh(made.mesh):
-        store.require_fit(latest, made.stored_type)  # before anything is written
-    return Beginning(latest, True, notes=notes)
+        store.require_fit(newest.step, made.stored_type)  # before anything is written
+    return Beginning(newest.step, newest.where, notes=notes)
 
 
-def find_elsewhere(made: Session, store: Store, notes: Sequence[str] = ()) -> Beginning:
+def find_elsewhere(made: Session, store: Tiers, notes: Sequence[str] = ()) -> Beginning:
     """The beginning of a run without a checkpoint of its own. What does not fit is refused; a function, schedule or
     data that differ are announced."""
     if made.cfg.load_full_state_path:
@@ -132,7 +160,7 @@ def find_elsewhere(made: Session, store: Store, notes: Sequence[str] = ()) -> Be
     return Beginning(source=source, notes=[*notes, *said])
 
 
-def _full_state(made: Session, store: Store, notes: Sequence[str]) -> Beginning:
+def _full_state(made: Session, store: Tiers, notes: Sequence[str]) -> Beginning:
     """Everything of a step of another run: its parameters, optimizer state and number of steps."""
     cfg = made.cfg
     kind, folder = find_source(Path(cfg.load_full_state_path).expanduser())
@@ -142,7 +170,7 @@ def _full_state(made: Session, store: Store, notes: Sequence[str]) -> Beginning:
             "folder or the folder of one of its steps, or set load_parameters_path.",
             id="run.no-full-state",
         )
-    other, step = store.elsewhere(folder.absolute().parent), int(folder.name)
+    other, step = store.durable.elsewhere(folder.absolute().parent), int(folder.name)
     if step >= cfg.steps:
         raise ConfigError(
             f"load_full_state_path={cfg.load_full_state_path} has done {step} steps already, and steps={cfg.steps}. "
@@ -168,9 +196,11 @@ def _attempt(made: Session, records: Records, beginning: Beginning) -> MaxTextEr
             records.ledger.enter("compile")
             compiled = made.compile_step()
             records.say(truth.at_start(made.forecast, compiled, records.plan_file))
-            loop = Loop(made, records, compiled, state, done, saved=done if beginning.resumed else -1)
+            loop = Loop(made, records, compiled, state, done, saved=done if records.store.latest() == done else -1)
             records.ledger.enter("step")
             records.open_console(done)
+            if beginning.resumed:
+                loop.catch_up()
             loop.run()
             loop.settle()
         except MaxTextError as error:
@@ -199,7 +229,7 @@ def _state(made: Session, records: Records, beginning: Beginning) -> tuple[Train
         if beginning.other is not None:
             records.ledger.enter("restore")
             stored = beginning.other.restore(beginning.done, made.stored_type)
-            _seek(made, beginning.other, beginning.done)
+            _seek(made, beginning.other.manifest(beginning.done)["meta"])
             return made.from_stored(stored, made.state_type), beginning.done
         if beginning.source is None:
             return made.fresh_state(), 0
@@ -207,23 +237,22 @@ def _state(made: Session, records: Records, beginning: Beginning) -> tuple[Train
         stored = start.load(beginning.source, decoder.declare(made.cfg), made.stored_type.params)
         return made.state_of(made.from_stored(stored, made.state_type.params)), 0
     records.ledger.enter("restore")
-    done, stored, skipped = records.store.restore_newest(made.stored_type)
-    state = made.from_stored(stored, made.state_type)
+    found = records.store.restore_newest(made.stored_type)
+    state = made.from_stored(found.state, made.state_type)
     faults.point("restore.done")
-    for reason in skipped:
+    for reason in found.notes:
         records.say(f"warning: {reason}")
-    if done != beginning.done:
-        records.say(f"RESUMED after {done} steps instead of {beginning.done}")
-    records.metrics.rewind(done)
-    _seek(made, records.store, done)
-    return state, done
+    if (found.step, found.where) != (beginning.done, beginning.resumed):
+        records.say(f"RESUMED after {found.step} steps instead of {beginning.done}, from {found.where}")
+    records.metrics.rewind(found.step)
+    _seek(made, found.meta)
+    return state, found.step
 
 
-def _seek(made: Session, store: Store, done: int) -> None:
+def _seek(made: Session, meta: Mapping[str, Any]) -> None:
     """Streams go to where they were, or to their beginning after other data; those with random access need no place."""
-    meta = store.manifest(done)["meta"]
     if differences(meta["data"], made.train.fingerprint):
-        made.train.begin(done)
+        made.train.begin(meta["steps_done"])
     elif (place := meta.get("data_state")) is not None:
         made.train.seek(place)
 
@@ -234,6 +263,7 @@ def finish(made: Session, records: Records, loop: Loop | None, ending: MaxTextEr
     1. the last step is saved, 2. held-out loss and a sample where all steps are done, 3. saves become durable,
     4. the time is accounted for, 5. the reason and how to go on are said.
     """
+    faults.point("finish.begun")
     wanted = ending is not None or made.cfg.save_checkpoint_on_completion
     together = ending is None or isinstance(ending, Preempted) or records.group.count == 1
     saves = wanted and together and not isinstance(ending, NonFiniteError | StorageError)

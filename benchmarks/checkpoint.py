@@ -1,9 +1,10 @@
 """What a checkpoint costs: stall, save, restore, verification, beside plain files of the same bytes. One JSON line.
 
-    python -m benchmarks.checkpoint [megabytes=100] [rounds=5]
+    python -m benchmarks.checkpoint [megabytes=100] [rounds=5] [folder=WHERE]
 
 The floor is a plain file: written and sent to the disk (save), copied with shutil (`copy_seconds`), read into memory
-(restore). The state is that of a small decoder with AdamW: three trees of float32 matrices. Medians over `rounds`;
+(restore). Restores are measured from the system's cache of files, and, as after a restart on another host, without it
+(`cold`). The state is that of a small decoder with AdamW: three trees of float32 matrices. Medians over `rounds`;
 the first save, which has to import Orbax and to get its memory from the system, stands apart.
 """
 
@@ -25,7 +26,8 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 import jax
 import numpy as np
 
-from MaxText.checkpoint import Store
+from MaxText.checkpoint import Local, Store
+from MaxText.processes import Alone
 
 
 def make_state(megabytes: int) -> dict[str, Any]:
@@ -79,17 +81,47 @@ def saves(store: Store, state: Any, rounds: int) -> dict[str, float]:
     }
 
 
+def forget(folder: Path) -> None:
+    """Take the files of `folder`, which are on the disk, out of the system's cache."""
+    for path in folder.rglob("*"):
+        if path.is_file():
+            with open(path, "rb") as file:
+                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
 def restores(store: Store, state: Any, rounds: int) -> dict[str, float]:
-    """Restore with and without verification, alternating."""
+    """Restore with and without verification, from the cache and without it, alternating."""
     target = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), state)
     step = store.steps()[-1]
-    taken: dict[bool, list[float]] = {True: [], False: []}
+    names = {True: "restore", False: "restore_unverified"}
+    taken: dict[str, list[float]] = {prefix + name: [] for prefix in ("", "cold_") for name in names.values()}
     for _ in range(rounds + 1):
-        for verify in taken:
-            taken[verify].append(seconds(lambda v=verify: jax.block_until_ready(store.restore(step, target, verify=v))))
+        for prefix, prepare in (("", lambda: None), ("cold_", lambda: forget(store.path(step)))):
+            for verify, name in names.items():
+                prepare()
+                restore = lambda v=verify: jax.block_until_ready(store.restore(step, target, verify=v))  # noqa: E731
+                taken[prefix + name].append(seconds(restore))
+    return {f"{name}_seconds": statistics.median(values[1:]) for name, values in taken.items()}
+
+
+def local_saves(folder: Path, state: Any, rounds: int) -> dict[str, float]:
+    """The same for the local tier, in /dev/shm where there is one."""
+    node = Path("/dev/shm") if Path("/dev/shm").is_dir() else folder
+    with tempfile.TemporaryDirectory(dir=node) as place:
+        (folder / "run" / "checkpoints").mkdir(parents=True)
+        local = Local(Path(place), folder / "run", Alone(), asynchronous=True, seconds=60)
+        local.survey()
+        local.prepare()
+        stalls, totals = [], []
+        for step in range(rounds + 1):
+            begun = time.perf_counter()
+            stalls.append(local.save(step, state, {}))
+            local.wait()
+            totals.append(time.perf_counter() - begun)
+        local.close()
     return {
-        "restore_seconds": statistics.median(taken[True][1:]),
-        "restore_unverified_seconds": statistics.median(taken[False][1:]),
+        "local_save_stall_seconds": statistics.median(stalls[1:]),
+        "local_save_seconds": statistics.median(totals[1:]),
     }
 
 
@@ -106,6 +138,7 @@ def measure(folder: Path, megabytes: int, rounds: int) -> dict[str, Any]:
     }
     with Store(folder / "checkpoints", keep=1) as store:
         ours = saves(store, state, rounds) | restores(store, state, rounds)
+    ours |= local_saves(folder, state, rounds)
     return {
         "benchmark": "checkpoint",
         "jax": jax.__version__,
@@ -123,6 +156,7 @@ def ratios(took: dict[str, float], size: int) -> dict[str, float]:
         "restore_bytes_per_second": size / took["restore_seconds"],
         "stall_of_save": took["save_stall_seconds"] / took["save_seconds"],
         "verification_of_restore": took["restore_seconds"] / took["restore_unverified_seconds"] - 1,
+        "verification_of_cold_restore": took["cold_restore_seconds"] / took["cold_restore_unverified_seconds"] - 1,
         "save_over_plain_write": took["save_seconds"] / took["plain_write_seconds"],
         "save_over_copy": took["save_seconds"] / took["copy_seconds"],
         "restore_over_plain_read": took["restore_seconds"] / took["plain_read_seconds"],

@@ -1,10 +1,12 @@
 """A run that is killed again and again, and must end as if it never had been.
 
-    python -m benchmarks.kill_storm [rounds=20] [seed=0] [out=docs/reliability.md]
+    python -m benchmarks.kill_storm rounds=20 [several=4] [seed=0] [out=docs/reliability.md]
 
-Each round starts the same toy run in the same folder and ends it by SIGKILL, at one of the named places
-(`MaxText.faults`) or at a random moment; some rounds then flip a byte of a checkpoint, cut one of its files, or remove
-one. After each:
+Each round starts the same toy run in the same folder, with durable checkpoints and a local tier, and ends it by
+SIGKILL, at one of the named places (`MaxText.faults`) or at a random moment; or lets the disk refuse: full, read-only,
+or with an error at a named place. Some starts find the clock set back by a day. Between rounds a file of the newest
+checkpoint, of each kind in turn, has a byte flipped, is cut, or is removed. `several` rounds more do the same with a
+run of two processes, one of which is killed, or loses its local folder. After each:
 
 1. the checkpoint that was newest and complete before is still there, intact, or its damage is found, by name;
 2. the next start resumes from it (from the one before it, where it was damaged);
@@ -20,6 +22,7 @@ import os
 import random
 import re
 import shutil
+import socket
 import subprocess
 import sys
 import tempfile
@@ -27,189 +30,325 @@ import time
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
+from benchmarks.damage import DAMAGES, SET_BACK, is_intact, kind, records, spoil
 from MaxText import faults
 from MaxText.checkpoint import Store
-from MaxText.errors import StorageError
+from MaxText.checkpoint.local import whole
 
 ROOT = Path(__file__).parents[1]
-STEPS, PERIOD = 40, 4
+STEPS, PERIOD, LOCAL_PERIOD = 40, 6, 2
 RUN = {
     "base_emb_dim": 32, "head_dim": 8, "base_num_query_heads": 4, "base_mlp_dim": 48, "base_num_decoder_layers": 1,
     "max_target_length": 16, "global_batch_size": 8, "eval_steps": 2, "eval_interval": 10, "dtype": "float32",
     "steps": STEPS, "checkpoint_period": PERIOD, "max_num_checkpoints_to_keep": 2, "sample_length": 0,
     "run_name": "storm", "train_files": "[builtin:austen/emma.txt]", "log_period": 1,
+    "enable_emergency_checkpoint": True, "local_checkpoint_period": LOCAL_PERIOD,
 }  # fmt: skip
-DAMAGES = ("byte flipped", "file cut", "file removed")
-CLOCKS = {"seconds", "tokens_per_second_per_device", "tflops_per_device", "data_wait_seconds", "save_stall_seconds",
-          "eval_seconds"}  # fmt: skip
+REFUSALS = ("full disk", "read-only folder")
+ONE = (*faults.RUN, *faults.SAVE, *faults.MANIFEST, *(place for place in faults.LOCAL if place != "local.copies"))
+SEVERAL = (*faults.TOGETHER, *faults.LOCAL, *faults.MANIFEST)
+DISK_ERRORS = ("save.folder=ENOSPC", "save.state=ENOSPC", "save.manifest-temporary=EIO", "local.begun=ENOSPC",
+               "local.pieces=EROFS")  # fmt: skip
+
+
+@dataclass(frozen=True)
+class End:
+    """What a start came to: exit codes by process, and what process 0 said."""
+
+    codes: list[int]
+    said: str
+
+    @property
+    def killed(self) -> bool:
+        return -9 in self.codes
+
+    @property
+    def complete(self) -> bool:
+        return set(self.codes) == {0}
 
 
 @dataclass
 class Storm:
-    """The run, what is known of it, and what has happened."""
+    """The run, what is known of it, and what has happened. `disk`, if `mounted`, can be made full or read-only."""
 
     folder: Path
     chance: random.Random
+    processes: int = 1
     reference: list[dict] = field(default_factory=list)
-    damaged: int | None = None  # the step that was damaged in the round before
-    durable: int | None = None  # the newest complete step that a restart must find
+    damaged: set[Path] = field(default_factory=set)  # the steps that were damaged and may still be there
+    durable: int | None = None  # the newest complete step, of either tier, that a restart must find
     counts: Counter[str] = field(default_factory=Counter)
     losses: list[str] = field(default_factory=list)
+    mounted: bool = False
+    seconds: float = 0.0  # that the unbroken run took
+
+    @property
+    def disk(self) -> Path:
+        return self.folder / "disk"
 
     @property
     def run(self) -> Path:
-        return self.folder / "storm"
+        return self.disk / "storm"
 
-    def start(self, folder: Path, fault: str = "") -> subprocess.Popen[str]:
-        """The run as a process."""
-        values = RUN | {"base_output_directory": folder, "jax_cache_dir": self.folder / "cache"}
+    @property
+    def node(self) -> Path:
+        return self.folder / "node"
+
+    # --- starts
+
+    def start(self, base: Path, fault: str = "", victim: int = 0, *, early: bool = False) -> list[subprocess.Popen]:
+        """The processes of the run; `victim` meets the fault, and all find the clock set back where it is `early`."""
+        values = RUN | {"base_output_directory": base, "jax_cache_dir": self.folder / "cache"}
+        values |= {"local_checkpoint_directory": self.node, "num_cpu_devices": self.processes}
         command = [sys.executable, "train.py", "configs/base.yml", *(f"{key}={value}" for key, value in values.items())]
         environ = {name: value for name, value in os.environ.items() if not name.startswith(("M_", "XLA_", "JAX_"))}
-        environ |= {"MAXTEXT_FAULT": fault, "JAX_PLATFORMS": "cpu"}
-        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-        return subprocess.Popen(command, cwd=ROOT, env=environ, **pipes)  # type: ignore[call-overload, no-any-return]
+        environ |= {"JAX_PLATFORMS": "cpu"} | ({"PYTHONPATH": str(self.folder / "early")} if early else {})
+        places = _places(self.processes)
+        pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+        return [
+            subprocess.Popen(
+                command, cwd=ROOT, env=environ | place | ({"MAXTEXT_FAULT": fault} if id == victim else {}), **pipes
+            )
+            for id, place in enumerate(places)
+        ]
+
+    def end(self, started: list[subprocess.Popen], victim: int = 0, limit: float = 300.0) -> End:
+        """Wait; after `limit` seconds the victim is killed."""
+        try:
+            started[victim].wait(limit)
+        except subprocess.TimeoutExpired:
+            started[victim].kill()
+        said = [process.communicate(timeout=300)[0] for process in started]
+        return End([process.returncode for process in started], said[0])
 
     def unbroken(self) -> None:
         """What the run writes when nobody disturbs it."""
-        process = self.start(self.folder / "reference")
-        said, _ = process.communicate(timeout=300)
-        assert process.returncode == 0, said
+        (self.folder / "early").mkdir()
+        (self.folder / "early" / "sitecustomize.py").write_text(SET_BACK)
+        began = time.monotonic()
+        ended = self.end(self.start(self.folder / "reference"))
+        assert ended.complete, ended.said
+        self.seconds = time.monotonic() - began
         self.reference = records(self.folder / "reference" / "storm")
+
+    # --- rounds
 
     def round(self, number: int) -> None:
         """One start, one end, and what must hold after it."""
-        places = [*faults.POINTS, "a random moment"]
-        place = places[number % len(places)]
-        once = place.startswith(("restore.", "finish."))
-        fault = "" if place == "a random moment" else f"{place}:{1 if once else self.chance.choice((1, 1, 2, 5))}"
-        process = self.start(self.folder, fault)
-        limit = self.chance.uniform(1.0, 6.0) if not fault else 300.0
-        try:
-            said, _ = process.communicate(timeout=limit)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            said, _ = process.communicate()
-        self.judge_start(number, said)
-        self.counts["kills" if process.returncode == -9 else "ends"] += 1
-        if process.returncode == -9:
-            self.counts[place] += 1
-        elif process.returncode != 0:
-            self.lose(number, f"exit code {process.returncode}: {said[-300:]}")
-        self.judge_left(number, complete=process.returncode == 0)
-        if process.returncode == 0:
+        place, early = self.choose(number), self.chance.random() < 0.2
+        victim = self.chance.randrange(self.processes)
+        refused = place in REFUSALS
+        self.refuse(place)
+        once = place.startswith(("restore.", "finish.", "local.restore"))
+        hit = f":{1 if once else self.chance.choice((1, 1, 2, 4))}"
+        name, equals, error = place.partition("=")
+        fault = "" if refused or place == "a random moment" else f"{name}{hit}{equals}{error}"
+        limit = self.chance.uniform(0.3, 1.1) * self.seconds if place == "a random moment" else 300.0
+        ended = self.end(self.start(self.disk, fault, victim, early=early), victim, limit)
+        self.allow(place)
+        self.count(number, place, ended, early=early)
+        self.judge_start(number, ended.said)
+        self.judge_left(number, complete=ended.complete)
+        if ended.complete:
             shutil.rmtree(self.run)
-            self.durable = self.damaged = None
-        elif self.chance.random() < 0.5:
+            self.durable, self.damaged = None, set()
+        elif self.processes > 1 and self.chance.random() < 0.4:
+            self.lose_a_node(number)
+        elif self.chance.random() < 0.6:
             self.damage()
+
+    def choose(self, number: int) -> str:
+        """The places in turn; every fourth round a random moment, or a disk that refuses."""
+        if self.processes > 1:
+            return [*SEVERAL, "a random moment"][number % (len(SEVERAL) + 1)]
+        if number % 4 == 3:
+            refusals = REFUSALS if self.mounted else ()
+            return self.chance.choice(("a random moment", "a random moment", *refusals, *DISK_ERRORS))
+        return ONE[(number - number // 4) % len(ONE)]
+
+    def count(self, number: int, place: str, ended: End, *, early: bool) -> None:
+        """Note what happened; an exit code that nothing explains is a loss."""
+        self.counts["kills" if ended.killed else "ends"] += 1
+        self.counts["clock set back"] += early
+        self.counts["starts"] += self.processes
+        expected = {0, 7} if place in REFUSALS or "=" in place else {0}
+        expected |= {-9, 77} if ended.killed else set()
+        if ended.killed or set(ended.codes) - {0}:
+            self.counts[place] += 1
+        if set(ended.codes) - expected or "Traceback" in ended.said:
+            self.lose(number, f"{place}: exit codes {ended.codes}: {ended.said[-600:]}")
+
+    def refuse(self, place: str) -> None:
+        """Make the disk full or read-only."""
+        if place == "full disk":
+            with open(self.disk / "filler", "wb", buffering=0) as file:
+                left = shutil.disk_usage(self.disk).free - self.chance.randrange(1 << 18)
+                while left > 0 and (written := file.write(bytes(min(left, 1 << 20)))):
+                    left -= written
+        elif place == "read-only folder":
+            subprocess.run(["mount", "-o", "remount,ro", self.disk], check=True)
+
+    def allow(self, place: str) -> None:
+        """Undo `refuse`."""
+        if place == "read-only folder":
+            subprocess.run(["mount", "-o", "remount,rw", self.disk], check=True)
+        (self.disk / "filler").unlink(missing_ok=True)
+
+    # --- verdicts
 
     def judge_start(self, number: int, said: str) -> None:
         """It began where it had to."""
         if "completed step" not in said:
             return  # ended before it had restored
-        found = re.search(r"RESUMED after (\d+) steps instead", said) or re.search(r"RESUMED after (\d+) steps", said)
-        began = int(found[1]) if found else None
-        if self.damaged is not None and "damaged" not in said and began == self.damaged:
-            self.lose(number, f"the damaged step {began} was used")
-        elif self.durable is not None and (began is None or began < self.durable):
-            self.lose(number, f"began at {began}, and step {self.durable} was durable")
+        found = re.findall(r"RESUMED after (\d+) steps", said)
+        began = int(found[-1]) if found else None
+        if began is not None and "(local)" in said:
+            self.counts["resumed from the local tier"] += 1
+        if began is not None and "came from process" in said:
+            self.counts["resumed with a peer's copy"] += 1
+        if self.durable is not None and began != self.durable:
+            self.lose(number, f"began at {began}, and step {self.durable} was the newest intact one")
 
     def judge_left(self, number: int, *, complete: bool) -> None:
         """What is on the disk now."""
-        store = Store(self.run / "checkpoints")
-        intact = [step for step in store.steps() if self.is_intact(store, step)]
-        newest = intact[-1] if intact else None
+        durable = Store(self.run / "checkpoints")
+        nodes = [Store(folder) for folder in sorted(self.node.glob("storm-*/*"))]
+        intact = {
+            store.folder: [step for step in store.steps() if is_intact(store, step)] for store in (durable, *nodes)
+        }
+        shown = [{str(step): store.manifest(step) for step in intact[store.folder]} for store in nodes]
+        newest = max([*intact[durable.folder], *whole(shown)], default=None)
         if self.durable is not None and (newest is None or newest < self.durable):
             self.lose(number, f"the newest step is {newest}, and {self.durable} was durable")
         self.durable = newest
-        if spoiled := [step for step in store.steps() if step not in intact and step != self.damaged]:
-            self.lose(number, f"steps {spoiled} are damaged, and nobody has touched them")
-        self.damaged = self.damaged if self.damaged not in intact else None
+        self.damaged -= {store.path(step) for store in (durable, *nodes) for step in intact[store.folder]}
+        for store in (durable, *nodes):
+            spoiled = {store.path(step) for step in store.steps() if step not in intact[store.folder]} - self.damaged
+            if spoiled:
+                self.lose(number, f"{spoiled} are damaged, and nobody has touched them")
         metrics = self.run / "metrics.jsonl"
         written = records(self.run) if metrics.exists() else []
         wanted = self.reference if complete else [one for one in self.reference if one in written]
         if written != wanted:
             self.lose(number, f"the metrics differ: {[one for one in written if one not in self.reference][:3]}")
 
-    def is_intact(self, store: Store, step: int) -> bool:
-        """Whether every byte is as it was saved."""
-        try:
-            store.verify(step)
-        except StorageError:
-            return False
-        return True
+    # --- damage
 
     def damage(self) -> None:
-        """Change a file of the newest checkpoint, if there is another to fall back on."""
-        steps = Store(self.run / "checkpoints").steps()
-        if len(steps) < 2:
+        """Change a file, of each kind in turn, of the newest checkpoint, if there is another to fall back on."""
+        durable, nodes = Store(self.run / "checkpoints"), [Store(path) for path in self.node.glob("storm-*/*")]
+        steps = [(step, store) for store in (durable, *nodes) for step in store.steps()]
+        if len(durable.steps()) < 2 - bool(nodes and len(steps) > len(durable.steps())):
             return
-        files = [path for path in (self.run / "checkpoints" / str(steps[-1])).rglob("*") if path.is_file()]
-        path, how = self.chance.choice(sorted(files)), self.chance.choice(DAMAGES)
-        data = bytearray(path.read_bytes())
-        if how == "file removed" or not data:
-            path.unlink()
-        else:
-            data[self.chance.randrange(len(data))] ^= 1 << self.chance.randrange(8)
-            path.write_bytes(data if how == "byte flipped" else data[: len(data) // 2])
+        step, store = max(steps, key=lambda one: (one[0], one[1] is durable))
+        kinds: dict[str, list[Path]] = {}
+        for path in sorted(path for path in store.path(step).rglob("*") if path.is_file()):
+            kinds.setdefault(kind(path), []).append(path)
+        number = sum(self.counts[how] for how in DAMAGES)
+        name = sorted(kinds)[number % len(kinds)]
+        how = DAMAGES[(number // len(kinds)) % len(DAMAGES)]
+        spoil(self.chance.choice(kinds[name]), how, self.chance)
         self.counts[how] += 1
-        self.damaged, self.durable = steps[-1], steps[-2]
+        self.counts[f"damaged: {name}"] += 1
+        self.damaged.add(store.path(step))
+        self.durable = self.newest_left()
+
+    def newest_left(self) -> int | None:
+        """The newest intact step, of all processes together."""
+        durable, nodes = Store(self.run / "checkpoints"), [Store(path) for path in sorted(self.node.glob("storm-*/*"))]
+        shown = [{str(n): one.manifest(n) for n in one.steps() if is_intact(one, n)} for one in nodes]
+        return max([*(step for step in durable.steps() if is_intact(durable, step)), *whole(shown)], default=None)
+
+    def lose_a_node(self, number: int) -> None:
+        """The local folder of one process is gone, with all it had; its peer's copy must do."""
+        nodes = [Store(path) for path in sorted(self.node.glob("storm-*/*"))]
+        if len(nodes) != self.processes:
+            return
+        both = set.intersection(*({step for step in one.steps() if is_intact(one, step)} for one in nodes))
+        wanted = max([*both, *Store(self.run / "checkpoints").steps()], default=None)
+        shutil.rmtree(self.chance.choice(nodes).folder)
+        self.counts["local folder of a process lost"] += 1
+        self.durable = self.newest_left()
+        if wanted is not None and (self.durable is None or self.durable < wanted):
+            self.lose(number, f"with one node gone {self.durable} is the newest step, and {wanted} was on both")
 
     def lose(self, number: int, what: str) -> None:
-        self.losses.append(f"round {number}: {what}")
+        self.losses.append(f"{self.processes} processes, round {number}: {what}")
+        print(self.losses[-1], file=sys.stderr, flush=True)
 
 
-def records(run: Path) -> list[dict]:
-    """The metrics of a run without what clocks say; a torn last line is left out."""
-    content = (run / "metrics.jsonl").read_bytes()
-    lines = content[: content.rfind(b"\n") + 1].splitlines()
-    return [{key: value for key, value in json.loads(line).items() if key not in CLOCKS} for line in lines]
+def _places(processes: int) -> list[dict[str, str]]:
+    """The environment of each process: its place among them."""
+    if processes == 1:
+        return [{}]
+    with socket.create_server(("127.0.0.1", 0)) as one:
+        address = f"127.0.0.1:{one.getsockname()[1]}"
+    shared = {"JAX_COORDINATOR_ADDRESS": address, "JAX_NUM_PROCESSES": str(processes)}
+    return [shared | {"JAX_PROCESS_ID": str(id)} for id in range(processes)]
 
 
-def storm(rounds: int, seed: int = 0) -> Storm:
+def storm(rounds: int, seed: int = 0, processes: int = 1) -> Storm:
     """That many rounds; whatever was lost stands in `losses`."""
     folder = Path(tempfile.mkdtemp(prefix="storm."))
+    made = Storm(folder, random.Random(seed), processes)
+    made.disk.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=32m", "storm", str(made.disk)]
+    made.mounted = not subprocess.run(mount, capture_output=True).returncode
     try:
-        made = Storm(folder, random.Random(seed))
         made.unbroken()
         for number in range(rounds):
             made.round(number)
         return made
     finally:
+        if made.mounted:
+            subprocess.run(["umount", "-l", str(made.disk)], check=True)
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def table(made: Storm, rounds: int, seed: int, seconds: float) -> str:
-    """docs/reliability.md."""
-    rows = "\n".join(f"| {name} | {count} |" for name, count in sorted(made.counts.items()))
+def table(storms: dict[str, tuple[Storm, int]], how: str, seconds: float) -> str:
+    """docs/reliability.md; `storms`: by what ran, with their numbers of rounds."""
+    parts = []
+    for title, (made, rounds) in storms.items():
+        rows = "\n".join(f"| {name} | {count} |" for name, count in sorted(made.counts.items()) if count)
+        files = sum(made.counts[how] for how in DAMAGES)
+        parts.append(
+            f"## {title}\n\n**{rounds} rounds, {made.counts['kills']} kills, {files} damaged files: "
+            f"losses = {len(made.losses)}.**\n\n| what happened | times |\n| --- | --- |\n{rows}\n"
+        )
     return f"""# Reliability
 
-Made by `python -m benchmarks.kill_storm rounds={rounds} seed={seed} out=docs/reliability.md`,
+Made by `python -m benchmarks.kill_storm {how}`,
 {time.strftime("%Y-%m-%d")}, in {seconds:.0f} s.
 
-A toy run of {STEPS} steps that saves every {PERIOD}, ended by SIGKILL at named places (`MaxText/faults.py`) and at
-random moments, its newest checkpoint damaged between some of the starts. After each start and each end: what was
-durable is there, damage is found and passed over, and every line of the metrics equals the unbroken run's to the bit.
+A toy run of {STEPS} steps that saves every {PERIOD}, and every {LOCAL_PERIOD} in the local tier. It is ended by
+SIGKILL at named places (`MaxText/faults.py`; the tables count the ends there) and at random moments; its disk is full,
+read-only, or refuses at a named place; some starts find the clock set back by a day; its newest checkpoint is damaged
+between some of the starts, each kind of file in turn. After each start and each end: the newest intact step is the one
+it resumes from, what was durable is there, damage is found and passed over, and every line of the metrics equals the
+unbroken run's to the bit. A loss would be any exception to that, or an exit code that nothing explains.
 
-**{rounds} rounds, {made.counts["kills"]} kills, {sum(made.counts[how] for how in DAMAGES)} damaged files:
-losses = {len(made.losses)}.**
-
-| what happened | times |
-| --- | --- |
-{rows}
-"""
+{chr(10).join(parts)}"""
 
 
 def main(arguments: list[str]) -> int:
     values = dict(argument.split("=", 1) for argument in arguments)
-    rounds, seed = int(values.get("rounds", 20)), int(values.get("seed", 0))
+    rounds, several, seed = (
+        int(values.get(key, default)) for key, default in (("rounds", 20), ("several", 4), ("seed", 0))
+    )
     began = time.monotonic()
-    made = storm(rounds, seed)
+    storms = {"One process": (storm(rounds, seed), rounds)}
+    if several:
+        storms["Two processes"] = (storm(several, seed, 2), several)
     seconds = time.monotonic() - began
     if "out" in values:
-        Path(values["out"]).write_text(table(made, rounds, seed, seconds))
-    print(json.dumps({"rounds": rounds, "seconds": round(seconds), "losses": made.losses, **made.counts}))
-    return 1 if made.losses else 0
+        how = f"rounds={rounds} several={several} seed={seed} out={values['out']}"
+        Path(values["out"]).write_text(table(storms, how, seconds))
+    losses = [loss for made, _ in storms.values() for loss in made.losses]
+    counts = {title: dict(made.counts) for title, (made, _) in storms.items()}
+    print(json.dumps({"rounds": rounds, "several": several, "seconds": round(seconds), "losses": losses, **counts}))
+    return 1 if losses else 0
 
 
 if __name__ == "__main__":

@@ -1,7 +1,9 @@
 """Checkpoints that survive anything: atomic, verified, strict; they restore onto any mesh. Orbax underneath."""
 
+from MaxText.checkpoint.local import Local
 from MaxText.checkpoint.manifest import FORMAT, File, Manifest
 from MaxText.checkpoint.store import Store
+from MaxText.checkpoint.tiers import Tiers
 from MaxText.checkpoint.tree import Leaf, named_leaves
 
-__all__ = ["FORMAT", "File", "Leaf", "Manifest", "Store", "named_leaves"]
+__all__ = ["FORMAT", "File", "Leaf", "Local", "Manifest", "Store", "Tiers", "named_leaves"]

@@ -11,24 +11,27 @@ import errno
 import logging
 import os
 import sys
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from MaxText.checkpoint.manifest import File, crc
-from MaxText.checkpoint.tree import nest, unnest
+from MaxText.checkpoint.tree import nest
 
 Host = Mapping[str, np.ndarray]
+T = TypeVar("T")
+_THREADS = min(8, max(4, os.cpu_count() or 1))  # more than cores: some of them wait for the disk
 
 
 @cache
 def _workers() -> ThreadPoolExecutor:
-    """Threads for copies and checksums; both release Python's lock."""
-    return ThreadPoolExecutor(min(8, os.cpu_count() or 1), thread_name_prefix="checkpoint-bytes")
+    """Threads for copies, reading and checksums; all release Python's lock."""
+    return ThreadPoolExecutor(_THREADS, thread_name_prefix="checkpoint-bytes")
 
 
 def to_host(named: Mapping[str, Any], reuse: Host) -> dict[str, np.ndarray]:
@@ -84,22 +87,19 @@ def write(folder: Path, host: Host) -> None:
         checkpointer.save(folder, args=ocp.args.PyTreeSave(nest(host)))
 
 
-def read(folder: Path, names: Mapping[str, Any]) -> dict[str, np.ndarray]:
-    """Read the arrays `names` from `folder`. Raises what Orbax raises; changed bytes it does not notice."""
-    import orbax.checkpoint as ocp
-
-    wanted = nest(dict.fromkeys(names, 0))
-    how = nest({name: ocp.RestoreArgs(restore_type=np.ndarray) for name in names})
-    with _checkpointer() as checkpointer:
-        found = unnest(checkpointer.restore(folder, args=ocp.args.PyTreeRestore(item=wanted, restore_args=how)))
-    return {name: found[name] for name in names}
-
-
-def to_devices(host: Host, targets: Mapping[str, Any]) -> list[Any]:
-    """Place each array as its target's `.sharding` says (None: the default device), in the order of `targets`."""
-    import jax
-
-    return [jax.device_put(host[name], target.sharding) for name, target in targets.items()]
+def ahead(work: Callable[[str], T], names: Iterable[str]) -> Iterator[T]:
+    """`work` of each name in order, done by threads, a few ahead of what is taken. Raises what `work` raises."""
+    waiting: deque[Future[T]] = deque()
+    try:
+        for name in names:
+            waiting.append(_workers().submit(work, name))
+            if len(waiting) > 2 * _THREADS:
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
+    finally:
+        for future in waiting:
+            future.cancel()
 
 
 def _checkpointer() -> Any:

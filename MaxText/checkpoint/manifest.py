@@ -105,24 +105,30 @@ def read(folder: Path) -> Manifest:
         raise Invalid(f"its format is {content['format']}; this version reads up to {FORMAT}", newer=True)
     if folder.name != str(content["step"]):
         raise Invalid(f"its manifest is of step {content['step']}")
+    return from_dict(content)
+
+
+def from_dict(content: Mapping[str, Any]) -> Manifest:
+    """Invert `Manifest.as_dict`."""
     leaves = {name: Leaf(tuple(leaf["shape"]), leaf["dtype"], leaf["crc"]) for name, leaf in content["leaves"].items()}
     files = {path: File(**file) for path, file in content["files"].items()}
-    return Manifest(**content | {"leaves": leaves, "files": files})
+    return Manifest(**{**content, "leaves": leaves, "files": files})
 
 
 # --- the files of a step ---------------------------------------------------------------------------------------------
 
 
-def survey(folder: Path, skip: Collection[str] = ()) -> dict[str, File]:
-    """Read every file below `folder`, send it and its folder to the disk, and return sizes and checksums.
+def survey(folder: Path, skip: Collection[str] = (), *, sync: bool = True) -> dict[str, File]:
+    """Read every file below `folder`, with `sync` send it and its folder to the disk, and return sizes and checksums.
 
     Paths in `skip` are left out: their writers have done it.
     """
     found: dict[str, File] = {}
     for parent, _, names in os.walk(folder):
         paths = {Path(parent, name).relative_to(folder).as_posix(): Path(parent, name) for name in sorted(names)}
-        found |= {name: fingerprint(path, sync=True) for name, path in paths.items() if name not in skip}
-        sync_folder(Path(parent))
+        found |= {name: fingerprint(path, sync=sync) for name, path in paths.items() if name not in skip}
+        if sync:
+            sync_folder(Path(parent))
     return found
 
 

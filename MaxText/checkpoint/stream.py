@@ -39,7 +39,7 @@ def save(store: Store, step: int, streams: Mapping[str, Stream], meta: dict[str,
     assert latest is None or step > latest, "a step is written after all that exist"
     path = store.folder / str(step)
     with disk.writing(store.folder, step, sum(math.prod(s.shape) * s.dtype.itemsize for s in streams.values())):
-        store._clean()
+        store.clean()
         path.mkdir()
     try:
         skeleton = {name: np.zeros((), stream.dtype) for name, stream in streams.items()}

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from MaxText import faults
 from MaxText.checkpoint import arrays, disk, manifest, shards
 from MaxText.checkpoint.manifest import File, Manifest
 from MaxText.checkpoint.shards import Description
@@ -86,13 +87,17 @@ def write(
     state = path / "state"
 
     def open_folder() -> None:
+        faults.point("save.together-begun")
         begin()
         path.mkdir()
         shards.outline(state, described)
 
     in_all(group, f"checkpoint {step}: folder", open_folder, primary_only=True)
+    faults.point("save.together-folder")
     files = in_all(group, f"checkpoint {step}: pieces", lambda: shards.write(state, pieces))
+    faults.point("save.together-pieces")
     found = group.gather(f"checkpoint {step}: files", {p: [f.size, f.crc] for p, f in files.items()}, for_all=False)
+    faults.point("save.together-files")
 
     def close_folder() -> None:
         everything = manifest.survey(path, skip={f"state/{p}" for one in found for p in one})

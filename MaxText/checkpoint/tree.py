@@ -71,14 +71,16 @@ def unnest(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return named
 
 
-def require_fit(saved: Mapping[str, Leaf], wanted: Mapping[str, Any], where: str) -> None:
+def require_fit(saved: Mapping[str, Leaf], wanted: Mapping[str, Any], where: str, ignore: tuple[str, ...] = ()) -> None:
     """Raise StorageError with a table unless names, shapes and dtypes of `saved` and `wanted` are the same.
 
     Args:
       saved: leaves by name, from the manifest.
       wanted: anything with .shape and .dtype, by name.
       where: what is being restored, for the message.
+      ignore: names in `saved` that begin so need not be in `wanted`.
     """
+    saved = {name: leaf for name, leaf in saved.items() if name in wanted or not name.startswith(ignore)}
     rows = [row for name in sorted({*saved, *wanted}) if (row := _difference(name, saved.get(name), wanted.get(name)))]
     if not rows:
         return

@@ -89,6 +89,7 @@ def diff(a: Path, b: Path) -> str:
         *_different("array", _arrays(one), _arrays(other)),
         *_different("config", one.meta.get("config", {}), other.meta.get("config", {})),
         *_different("data", one.meta.get("data", {}), other.meta.get("data", {})),
+        *_different("plan", one.meta.get("plan", {}), other.meta.get("plan", {})),
         *_different("version", one.versions, other.versions),
     ]
     same = sum(_arrays(other).get(name) == value for name, value in _arrays(one).items())
@@ -122,7 +123,9 @@ def _different(kind: str, one: Mapping[str, Any], other: Mapping[str, Any]) -> l
 def prune(run: Path, keep: str = "", every: str = "0", dry_run: str = "false") -> str:
     """Delete the steps that neither are among the newest `keep` nor multiples of `every`. The newest that stays is read
     and compared first; StorageError ("checkpoint.damaged") and nothing is deleted if it is not intact."""
-    count, period = _number("keep", keep or "none"), _number("every", every)
+    if not keep:
+        raise _usage(f"checkpoint prune {run}: say how many of the newest steps stay, such as keep=3")
+    count, period = _number("keep", keep), _number("every", every)
     if count < 1 or dry_run not in ("true", "false"):
         raise _usage("keep=K needs at least 1, and dry_run is true or false")
     found = _store(run)

@@ -124,7 +124,8 @@ _BY_SENTENCE: dict[str, str] = {
     "use learning_rate_final_fraction": "cosine_learning_rate_final_fraction",
     # checkpoint
     "use checkpoint_period": """
-        save_checkpoint_on_start enable_continuous_checkpointing enable_emergency_checkpoint local_checkpoint_*
+        save_checkpoint_on_start enable_continuous_checkpointing""",
+    "use enable_emergency_checkpoint, local_checkpoint_directory and local_checkpoint_period": """
         enable_multi_tier_checkpointing multi_tier_checkpointing_* mtc_data_parallelism""",
     "a signal always saves before the run stops": "enable_autocheckpoint",
     "storage has no settings; leave it out": """

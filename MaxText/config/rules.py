@@ -265,6 +265,28 @@ def kept_steps_are_saved(checkpoint_keep_period: int, checkpoint_period: int) ->
     )
 
 
+@rule("config.local-checkpoints")
+def local_checkpoints_are_whole(
+    enable_emergency_checkpoint: bool,
+    local_checkpoint_directory: str,
+    local_checkpoint_period: int,
+    checkpoint_period: int,
+    enable_checkpointing: bool,
+) -> str | None:
+    """enable_emergency_checkpoint needs local_checkpoint_directory, a local_checkpoint_period below checkpoint_period,
+    and enable_checkpointing; without it the first two do nothing and must be left out."""
+    given = [bool(local_checkpoint_directory), local_checkpoint_period > 0]
+    if not enable_emergency_checkpoint:
+        return "does nothing; set enable_emergency_checkpoint=true" if any(given) else None
+    if not all(given):
+        return "set a folder on each node, such as /dev/shm/checkpoints, and the steps between saves there, such as 10"
+    if not enable_checkpointing:
+        return "stands beside durable checkpoints; set enable_checkpointing=true"
+    if local_checkpoint_period >= checkpoint_period:
+        return f"local saves are the frequent ones; set local_checkpoint_period below {checkpoint_period}"
+    return _path_fault(local_checkpoint_directory)
+
+
 @rule("config.two-beginnings")
 def one_place_to_begin_from(load_parameters_path: str, load_full_state_path: str) -> str | None:
     """At most one of load_parameters_path and load_full_state_path is set."""

@@ -322,6 +322,9 @@ class Checkpoint(Group):
         3, "older ones are deleted once a newer is verified; none = all", ge=1
     )
     checkpoint_keep_period: Count = key(0, "but those after a multiple of so many steps are kept for good; 0 = none")
+    enable_emergency_checkpoint: bool = key(False, "also save on each node, often; the newest of both is resumed from")
+    local_checkpoint_directory: str = key("", "where on each node: a folder of its disk, or below /dev/shm")
+    local_checkpoint_period: Count = key(0, "steps between saves there")
 
 
 class EvalAndMetrics(Group):

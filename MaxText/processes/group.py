@@ -25,6 +25,8 @@ class Group(Protocol):
 
     id: int
     count: int
+    address: str
+    """of this host, as process 0 sees it"""
 
     @property
     def primary(self) -> bool:
@@ -58,7 +60,7 @@ class Group(Protocol):
 class Alone:
     """One process: nothing to wait for."""
 
-    id, count, primary = 0, 1, True
+    id, count, primary, address = 0, 1, True, "127.0.0.1"
 
     def gather(self, name: str, value: Any = None, *, for_all: bool = True) -> list[Any]:
         return [value]
@@ -99,7 +101,7 @@ class Several:
             if self._hub is not None:
                 self._hub.join(_GRACE)
             raise
-        self.names = self._member.names
+        self.names, self.address = self._member.names, self._member.address
         host = f"[{place.host}]" if ":" in place.host else place.host
         self.jax_address = f"{host}:{self._member.jax_port}"
 

@@ -41,6 +41,7 @@ class Member:
         self._stop: tuple[int, str] | None = None
         self._closing = False
         self._line = self._connect(limit)
+        self.address: str = self._line.sock.getsockname()[0]
         try:
             who = {"id": place.id, "count": place.count, "host": place.hostname, "pid": place.pid}
             self._line.send(hello=MAGIC, values=values, **who)

@@ -56,6 +56,14 @@ def assert_same(found, wanted):
         assert leaf.dtype == other.dtype and np.asarray(leaf).tobytes() == other.tobytes(), name
 
 
+def orbax(folder):
+    """The tree that Orbax reads from the `state` folder of a step."""
+    import orbax.checkpoint as ocp
+
+    with ocp.PyTreeCheckpointer() as checkpointer:
+        return checkpointer.restore(folder)
+
+
 def raises(id):
     return pytest.raises(StorageError, check=lambda error: error.id == id)
 

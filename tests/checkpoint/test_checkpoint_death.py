@@ -80,7 +80,7 @@ def test_a_failed_background_save_is_told_at_the_next_call(tmp_path, monkeypatch
             store.wait()
             patch.setattr(arrays, "write", fail)
             store.save(2, state(), {})
-            store._pending.exception()  # it is over
+            store._background.pending.exception()  # it is over
             patch.undo()
             call = (lambda: store.save(3, state(), {})) if told == "save" else getattr(store, told)  # noqa: B023
             with raises("checkpoint.not-saved") as caught:

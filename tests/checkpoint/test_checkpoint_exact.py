@@ -9,9 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from MaxText.checkpoint import FORMAT, Store, arrays, manifest, named_leaves, tree
+from MaxText.checkpoint import FORMAT, Store, manifest, named_leaves, shards, tree
 
-from .helpers import ROOT, assert_same, host_state, mesh, raises, state, target
+from .helpers import ROOT, assert_same, host_state, mesh, orbax, raises, state, target
 
 
 @pytest.mark.parametrize("shape", [(4, 2), (2, 4), (1, 8), (8, 1), (1, 1)])
@@ -140,11 +140,9 @@ def test_nest_and_unnest_are_inverse():
 
 
 def test_another_program_can_read_it_with_orbax(copy):
-    import orbax.checkpoint as ocp
-
-    with ocp.PyTreeCheckpointer() as checkpointer:
-        found = checkpointer.restore(copy.folder / "20" / "state")
-    np.testing.assert_array_equal(found["params"]["embed"], host_state(20)["params"]["embed"])
+    np.testing.assert_array_equal(
+        orbax(copy.folder / "20" / "state")["params"]["embed"], host_state(20)["params"]["embed"]
+    )
 
 
 # --- strict
@@ -172,7 +170,7 @@ def unfit(change):
     ],
 )
 def test_what_does_not_fit_is_refused_before_a_byte_is_read(copy, monkeypatch, change, words):
-    monkeypatch.setattr(arrays, "read", lambda *_: pytest.fail("read"))
+    monkeypatch.setattr(shards, "read", lambda *_: pytest.fail("read"))
     with raises("checkpoint.unfit") as caught:
         copy.restore_newest(unfit(change))
     assert all(word in str(caught.value) for word in words)
@@ -182,3 +180,13 @@ def test_a_long_table_is_cut(copy):
     with raises("checkpoint.unfit") as caught:
         copy.restore(20, {str(i): jax.ShapeDtypeStruct((1,), np.float32) for i in range(100)})
     assert len(str(caught.value).splitlines()) < 50
+
+
+def test_only_arrays_that_are_named_may_be_left_out(copy):
+    """Parameters alone, of a whole state, by the one function that restores."""
+    wanted = {"params": target()["params"]}
+    with raises("checkpoint.unfit") as caught:
+        copy.restore(20, wanted, ignore=("opt/", "flags"))
+    assert "step" in str(caught.value) and "opt/" not in str(caught.value)
+    found = copy.restore(20, wanted, ignore=("opt/", "flags", "step"))
+    assert_same(found, {"params": host_state(20)["params"]})

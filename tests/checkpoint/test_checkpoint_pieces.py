@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from MaxText.checkpoint import Store, arrays, manifest, named_leaves, shards
+from MaxText.checkpoint import Leaf, Store, arrays, manifest, named_leaves, shards
 from MaxText.checkpoint.manifest import Manifest
 from MaxText.checkpoint.stream import Reader
-from tests.checkpoint.helpers import assert_same, host_state, mesh, raises, state, target
+from tests.checkpoint.helpers import assert_same, host_state, mesh, orbax, raises, state, target
 
 
 def save(folder: Path, step: int, tree: object) -> None:
@@ -50,7 +50,7 @@ def test_any_mesh_reads_the_pieces(saved, shape):
 
 def test_orbax_and_the_converter_read_them_too(saved):
     wanted = {name: np.asarray(leaf) for name, leaf in named_leaves(host_state(5)).items()}
-    found = arrays.read(saved / "5/state", wanted)
+    found = named_leaves(orbax(saved / "5/state"))
     reader = Reader(saved / "5")
     for name, leaf in wanted.items():
         assert found[name].tobytes() == leaf.tobytes(), name
@@ -77,19 +77,23 @@ def test_a_damaged_piece_is_named(saved, tmp_path, how):
     assert_same(found, host_state(4))
 
 
-def test_only_pieces_that_are_needed_are_read(saved, monkeypatch):
-    read = []
-    monkeypatch.setattr(Path, "read_bytes", lambda path, real=Path.read_bytes: read.append(path.name) or real(path))
-    store = Store(saved)
-    leaf = store.read_manifest(5).leaves["params/embed"]
-    files = shards.below(store.read_manifest(5).files, "state")
-    read.clear()
-    rows = shards.Pieces(saved / "5/state", "params/embed", leaf, files).read((slice(4, 8), slice(None)))
-    assert sorted(read) == ["1.0", "1.1"]
+def pieces(folder: Path, leaf: Leaf, read: list[str]) -> shards.Pieces:
+    """Of params/embed; the files that are read are noted."""
+    files = shards.Files(folder, shards.below(Store(folder.parents[1]).read_manifest(5).files, "state"))
+    return shards.Pieces(lambda path: read.append(path) or files(path), "params/embed", leaf)
+
+
+def test_only_pieces_that_are_needed_are_read_and_once(saved):
+    read: list[str] = []
+    leaf = Store(saved).read_manifest(5).leaves["params/embed"]
+    found = pieces(saved / "5/state", leaf, read)
+    rows = found.read((slice(4, 8), slice(None)))
+    found.read((slice(4, 6), slice(0, 8)))
+    assert sorted(read) == [f"params.embed/{name}" for name in (".zarray", "1.0", "1.1")]
     assert (rows == host_state(5)["params"]["embed"][4:8]).all()
 
 
 def test_a_shape_that_does_not_fit_its_file_is_damage(saved):
     leaf = Store(saved).read_manifest(5).leaves["params/embed"]
     with pytest.raises(shards.Damaged):
-        shards.Pieces(saved / "5/state", "params/embed", type(leaf)((2, 2), leaf.dtype, ""), {})
+        pieces(saved / "5/state", Leaf((2, 2), leaf.dtype, ""), [])

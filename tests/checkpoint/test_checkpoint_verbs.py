@@ -96,6 +96,11 @@ def test_usage(capsys, wrong):
     assert code == 2 and "cli.usage" in text
 
 
+def test_prune_without_a_number_says_what_to_type(capsys, made):
+    code, text = verb(capsys, "prune", made)
+    assert code == 2 and "keep=3" in text and "none" not in text
+
+
 def test_no_checkpoints(capsys, tmp_path):
     assert verb(capsys, "ls", tmp_path / "nowhere")[0] == 7
 

@@ -5,12 +5,26 @@ import pytest
 from MaxText import config
 from MaxText.config.rules import RULES
 
+LOCAL = {
+    "enable_emergency_checkpoint": True,
+    "local_checkpoint_directory": "/dev/shm/c",
+    "local_checkpoint_period": 5,
+}
 BROKEN = {
     "config.run-name": [{"run_name": name} for name in ("..", "a/b", "a\\b", "a\nb", " a", "-a", "~", "é" * 200)],
     "config.output-directory": [{"base_output_directory": path} for path in ("", "gs://bucket/runs", "a\0b")],
     "config.metrics-file": [{"metrics_file": path} for path in ("out/", "s3://bucket/m.jsonl", "a\nb")],
     "config.steps": [{"steps": -1, "learning_rate_schedule_steps": -1}, {"steps": -1}],
     "config.resume-without-checkpoints": [{"start": "resume", "enable_checkpointing": False}],
+    "config.local-checkpoints": [
+        {"local_checkpoint_period": 5},
+        {"local_checkpoint_directory": "/dev/shm/c"},
+        {"enable_emergency_checkpoint": True, "local_checkpoint_period": 5},
+        {"enable_emergency_checkpoint": True, "local_checkpoint_directory": "/dev/shm/c"},
+        LOCAL | {"checkpoint_period": 5},
+        LOCAL | {"enable_checkpointing": False},
+        LOCAL | {"local_checkpoint_directory": "gs://bucket/c"},
+    ],
     "config.cpu-devices": [{"num_cpu_devices": 8, "hardware": "gpu"}],
     "config.scale": [{"global_parameter_scale": scale} for scale in (3, 6, 12, 1000)],
     "config.heads": [{"base_num_query_heads": 16, "base_num_kv_heads": 5}, {"base_num_kv_heads": 8}],
@@ -108,6 +122,7 @@ BROKEN = {
 }
 LEGAL = [
     {"checkpoint_period": 100, "checkpoint_keep_period": 300},
+    LOCAL | {"checkpoint_period": 6},
     {},
     {"run_name": "my run-1.β"},
     {"steps": -1, "learning_rate_schedule_steps": 7},

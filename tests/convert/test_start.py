@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from MaxText import decoder, session, walk
-from MaxText.checkpoint import Store
+from MaxText.checkpoint import Store, Tiers
 from MaxText.checkpoint.stream import Reader
 from MaxText.convert import start, transfer
 from tests.runs import run, toy_config, tree
@@ -54,8 +54,8 @@ def test_its_own_checkpoint_comes_first(before: Path, tmp_path: Path, capsys):
     assert run(tmp_path, steps=2, load_parameters_path=before / "hf", **SMALL) == 0
     assert "complete: 2 steps" in capsys.readouterr().out
     made = session.prepare(toy_config(tmp_path, steps=3, load_parameters_path=before / "hf", **SMALL))
-    beginning = walk.find_beginning(made, Store(tmp_path / "toy/checkpoints"))
-    assert (beginning.done, beginning.resumed, beginning.source) == (2, True, None)
+    beginning = walk.find_beginning(made, Tiers(Store(tmp_path / "toy/checkpoints")))
+    assert (beginning.done, beginning.resumed, beginning.source) == (2, str(tmp_path / "toy/checkpoints/2"), None)
 
 
 def test_another_function_of_the_same_weights_is_announced(before: Path, tmp_path: Path):
