@@ -9,7 +9,7 @@ import pytest
 from MaxText import tokenizer
 from MaxText.data import corpus, open_split, units
 from MaxText.data.corpus import Words
-from MaxText.data.formats import example, jsonl, records
+from MaxText.data.formats import example, hub, jsonl, records
 from MaxText.data.units import Unit
 from MaxText.errors import DataError
 
@@ -25,6 +25,7 @@ WORDS = Words(tokenizer.ByteTokenizer(), 288, add_bos=True, add_eos=True)
 @pytest.fixture(autouse=True)
 def folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    hub.load.cache_clear()  # its keys are paths
 
 
 def write(name, texts=TEXTS):
@@ -327,7 +328,6 @@ def test_the_identity_of_a_streamed_data_set_is_that_of_its_files(tmp_path, monk
     """On the hub the names of files hold their version; here their paths stand for that."""
     pytest.importorskip("datasets")
     from MaxText.data import open_train
-    from MaxText.data.formats import hub
 
     for name in ("a.jsonl", "b.jsonl"):
         write(name, KEPT)
