@@ -28,7 +28,7 @@ from MaxText.planner import Plan
 STREAMS = 3  # arrays [rows, tokens, width] of a layer's backward pass beside those with names
 ERROR = 0.15  # of this model, against the TPU compiler, 95 of 100 times: nothing is refused within it
 PACKING = 0.03  # what is lost between arrays of different sizes
-LATE = ("v5e", "tpu7x")  # chips for which the compiler makes the head's weight gradient after the layers
+LATE = ("v5e", "tpu7x")  # chips for which the compiler lets weight gradients wait
 
 
 @dataclass(frozen=True)
@@ -186,11 +186,16 @@ def _classes(
     return found | {"logits": rest}
 
 
+def _waits(hardware: Hardware) -> bool:
+    """Whether weight gradients are made later than they could be, to reduce them beside other work; elsewhere each is
+    made at once, in a loop beside its reduce-scatter."""
+    return hardware.slice is not None and hardware.slice.chip.name in LATE
+
+
 def _late(cfg: Any, hardware: Hardware) -> bool:
     """Whether the head's weight gradient is made after the layers' backward pass, so that the logits are there all the
-    while; elsewhere it is made at once, in a loop beside its reduce-scatter."""
-    chip = hardware.slice.chip.name if hardware.slice else ""
-    return cfg.num_vocab_tiling == 1 and (cfg.logits_via_embedding or chip in LATE)
+    while."""
+    return cfg.num_vocab_tiling == 1 and (cfg.logits_via_embedding or _waits(hardware))
 
 
 def _gradients(cfg: Any, plan: Plan, stacks: blueprint.Blueprint) -> float:
@@ -246,17 +251,30 @@ def _experts(cfg: Any, one: Layers) -> float:
 
 
 def _layer(cfg: Any, one: Layers, flashes: bool, hardware: Hardware) -> float:
-    """What the backward pass of one layer holds at once, experts' rows aside."""
+    """What the backward pass of one layer holds at once, experts' rows aside: while it passes the feed-forward, or
+    while it passes attention, when what the feed-forward's weight gradients need may still be there."""
     found = named(cfg, one.spec, one.layout, one.size)
-    held = _again(cfg, {name: count for name, count in found.items() if not name.startswith("moe_")})
-    held += STREAMS * one.size.itemsize * one.size.tokens * cfg.emb_dim
-    weights, stored = in_use(one.tree, one.count, one.layout), BYTES[cfg.weight_dtype]
-    everything = BYTES[cfg.dtype] * sum(weights.values()) + stored * max(weights.values())
+    wide = max(found["mlpwi_0"], 0.0) * (len(cfg.mlp_activations) + 1)
+    around = {name: count for name, count in found.items() if "mlp" not in name}
+    weights = in_use(one.tree, one.count, one.layout)
+    whole = BYTES[cfg.weight_dtype] * max(weights.values())
+    gathered = [BYTES[cfg.dtype] * numbers for numbers in weights.values()]
     attention = BYTES[cfg.dtype] * sum(n for path, n in weights.items() if path.startswith("attention/"))
     written, short = 0.0 if flashes else scores(one.spec, one.layout, one.size, 1), one.size.itemsize
-    chip = hardware.slice.chip if hardware.slice else None
-    near = short if chip and short * written <= chip.vector_memory else 0  # one such array stays beside the core
-    return held + max((4 + short) * written + everything, (4 + 3 * short - near) * written + attention)
+    near = hardware.slice.chip.vector_memory if hardware.slice else 0.0
+    first = (4 + short) * written + whole + sum(gathered) - _beside([short * written, *gathered], near)
+    first += _again(cfg, around) - sum(around.values())
+    then = (4 + 3 * short) * written + attention - _beside([short * written], near) + _again(cfg, around)
+    then += wide if _waits(hardware) else 0.0
+    return STREAMS * one.size.itemsize * one.size.tokens * cfg.emb_dim + max(first + wide, then)
+
+
+def _beside(arrays: Sequence[float], room: float) -> float:
+    """Bytes of those arrays, the largest first, that find room in the memory beside a core."""
+    found = 0.0
+    for count in sorted(arrays, reverse=True):
+        found += count if found + count <= room else 0.0
+    return found
 
 
 def _least(cfg: Any, plan: Plan, everything: Sequence[Layers], saved: float, gradients: float, logits: float) -> float:
