@@ -183,18 +183,29 @@ def _keys(cfg: Any, index: int, all_reaches: Sequence[Reach]) -> Literal["own", 
     return "lent" if cfg.num_kv_shared_layers and last_of_its_kind else "own"
 
 
-def _layer(cfg: Any, index: int, all_reaches: Sequence[Reach]) -> LayerSpec:
-    reach = all_reaches[index]
+class _Kind(NamedTuple):
+    """In what layers of one model differ."""
+
+    reach: Reach
+    nope: bool
+    keys: Literal["own", "lent", "borrowed"]
+    experts: bool
+
+
+def _kind(cfg: Any, index: int, all_reaches: Sequence[Reach]) -> _Kind:
+    nope = cfg.nope_layer_interval != -1 and (index + 1) % cfg.nope_layer_interval == 0
+    return _Kind(all_reaches[index], nope, _keys(cfg, index, all_reaches), _has_experts(cfg, index))
+
+
+def _layer(cfg: Any, kind: _Kind) -> LayerSpec:
+    reach, nope, keys, experts = kind
     wide = reach.kind == "global"
     latent = _latent(cfg)
     if latent:
         head_dim, rotated = latent.nope_dim + latent.rope_dim, latent.rope_dim
     else:
         head_dim = rotated = (cfg.global_head_dim if wide else 0) or cfg.head_dim
-    nope = cfg.nope_layer_interval != -1 and (index + 1) % cfg.nope_layer_interval == 0
     rope = None if nope or cfg.trainable_position_size != -1 else _rope(cfg, reach, rotated)
-    keys = _keys(cfg, index, all_reaches)
-    experts = _has_experts(cfg, index)
     return LayerSpec(
         reach=reach,
         rope=rope,
@@ -215,7 +226,9 @@ def _layer(cfg: Any, index: int, all_reaches: Sequence[Reach]) -> LayerSpec:
 def layers(cfg: Any) -> tuple[LayerSpec, ...]:
     """Every layer of the stack, from the embedding up."""
     all_reaches = reaches(cfg)
-    return tuple(_layer(cfg, i, all_reaches) for i in range(cfg.num_decoder_layers))
+    kinds = [_kind(cfg, i, all_reaches) for i in range(cfg.num_decoder_layers)]
+    made = {kind: _layer(cfg, kind) for kind in set(kinds)}
+    return tuple(made[kind] for kind in kinds)
 
 
 def _covered(specs: Sequence[LayerSpec], period: int) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import numpy as np
@@ -18,6 +19,14 @@ def explicit_mesh(devices: np.ndarray, axis_names: Sequence[str]) -> Mesh:
     """A mesh whose every axis is Explicit. `Mesh(...)` alone gives Auto axes while `jax.make_mesh` gives Explicit
     ones."""
     return Mesh(devices, tuple(axis_names), axis_types=(AxisType.Explicit,) * len(axis_names))
+
+
+def allocated_bytes(stats: Any) -> int:
+    """What a compiler puts aside for a program on one device, from `memory_analysis()`: arguments, results and
+    temporaries as they are packed. Older versions do not say; then the sum of the three."""
+    packed = getattr(stats, "total_allocation_bytes", 0)
+    parts = stats.argument_size_in_bytes + stats.temp_size_in_bytes
+    return packed or parts + stats.output_size_in_bytes - stats.alias_size_in_bytes
 
 
 def varying_axes(x: jax.Array) -> frozenset[str]:

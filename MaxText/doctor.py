@@ -18,6 +18,7 @@ from MaxText.errors import ConfigError, PlanError, StorageError
 from MaxText.forecast import Forecast
 from MaxText.forecast.text import duration, size
 from MaxText.hardware import Hardware
+from MaxText.plan_verb import require_config
 
 ROUNDS = 6
 ROOM = 0.95  # of a device's memory that a cure may fill
@@ -239,6 +240,7 @@ def _illegal(cfg: Any, hardware: Hardware, refused: PlanError) -> Finding:
 def doctor(arguments: Sequence[str]) -> str:
     """The verb. Raises whatever config.load raises, and PlanError for a hardware that is none, or with what was found
     ("doctor.cannot-run") where the recipe as it is cannot run."""
+    require_config("doctor", [argument for argument in arguments if argument != "--apply"])
     apply = "--apply" in arguments
     given = [argument for argument in arguments if argument != "--apply"]
     said: list[str] = []

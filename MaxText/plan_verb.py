@@ -8,14 +8,29 @@ from pathlib import Path
 from typing import Any
 
 from MaxText import aot, catalogue, config, forecast
-from MaxText.errors import ConfigError, StorageError
+from MaxText.errors import ConfigError, PlanError, StorageError
 from MaxText.forecast import explain
 
 OWN = ("json", "explain", "compile", "compiled")
+OPTIONS = {"plan": " [json=FILE] [explain=ARRAY] [compile=true [compiled=FILE]]", "doctor": " [--apply]"}
+
+
+def require_config(verb: str, arguments: Sequence[str]) -> None:
+    """Raises:
+    ConfigError: where the first argument is no CONFIG file; with the usage of this verb."""
+    if not arguments or "=" in arguments[0] or arguments[0].startswith("-"):
+        got = f", and got {arguments[0]}" if arguments else ""
+        raise ConfigError(
+            f"{verb} takes a CONFIG file first{got} [cli.usage]\n"
+            f"usage: python -m MaxText {verb} CONFIG [key=value ...]{OPTIONS[verb]}\n"
+            f"  python -m MaxText {verb} configs/base.yml model_name=llama3.1-8b hardware=v5p-128 remat_policy=full",
+            id="cli.usage",
+        )
 
 
 def split(arguments: Sequence[str]) -> tuple[list[str], dict[str, str]]:
     """(what config.load takes, the verb's own options)."""
+    require_config("plan", arguments)
     given, own = [], {}
     for argument in arguments:
         name, equals, value = argument.partition("=")
@@ -37,21 +52,32 @@ def plan(arguments: Sequence[str]) -> str:
     also what the TPU compiler says.
 
     Raises:
-      PlanError: where it does not fit; the file is written first."""
+      PlanError: where it does not fit, or cannot be; the file is written all the same, with `fits` false and `refused`
+        (id, problem)."""
     given, own = split(arguments)
     cfg = config.load(given)
+    values: dict[str, Any] = {"fits": False}  # until a forecast says otherwise
+    try:
+        return _planned(cfg, own, values)
+    except PlanError as refused:
+        values["refused"] = {"id": refused.id, "problem": str(refused)}
+        raise
+    finally:
+        if "json" in own:
+            _write(Path(own["json"]), values)
+
+
+def _planned(cfg: Any, own: dict[str, str], values: dict[str, Any]) -> str:
+    """The verb's text; what a program wants to know goes into `values`, as far as it is known."""
     _prepare(cfg, own)
     found = forecast.of_config(cfg)
-    values = forecast.as_dict(found)
-    if "json" in own:
-        _write(Path(own["json"]), values)
+    values |= forecast.as_dict(found)
     if "explain" in own:
         return explain.explain(found, own["explain"])
     if own.get("compile") != "true":
         return forecast.fitting(found)
     answer = aot.ask(found)  # the compiler's verdict counts, not the estimate's
-    if "json" in own:
-        _write(Path(own["json"]), values | {"compiled": aot.as_dict(found, answer)})
+    values["compiled"] = aot.as_dict(found, answer)
     stored = "\n\n" + aot.keep(answer, Path(own["compiled"])) if "compiled" in own else ""
     return f"{forecast.text(found)}\n\n{aot.text(found, answer)}{stored}"
 

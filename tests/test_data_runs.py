@@ -70,7 +70,7 @@ def test_stopped_often_into_the_second_epoch(mixed, whole, tmp_path):
     assert records(tmp_path) == records(whole)
 
 
-FAULTS = ("data.batch:9", "step.dispatched:4", "save.state:1", "data.batch:3")
+FAULTS = ("data.batch:9", "step.dispatched:12", "save.state:2", "data.batch:7")
 
 
 @pytest.mark.slow
@@ -84,6 +84,7 @@ def test_killed_again_and_again(kinds, tmp_path, clean_environ, kind):
     for fault in FAULTS:
         process = start(tmp_path / "cut", environ | {"MAXTEXT_FAULT": fault}, **keys)
         assert process.communicate(timeout=120) and process.returncode == -signal.SIGKILL, fault
+    assert 5 in kept(tmp_path / "cut") or 10 in kept(tmp_path / "cut")
     assert run(tmp_path / "cut", **keys) == 0
     assert losses(tmp_path / "cut") == losses(tmp_path / "whole")
 
@@ -218,6 +219,5 @@ def test_a_stream_goes_on_exactly(tmp_path, web):
     }  # fmt: skip
     assert run(tmp_path / "whole", **keys, steps=7) == 0
     for steps in (1, 4, 7):
-        sys.modules["MaxText.data.formats.hub"].load.cache_clear()
         assert run(tmp_path / "cut", **keys, steps=steps) == 0
     assert records(tmp_path / "cut") == records(tmp_path / "whole")

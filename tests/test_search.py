@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import time
 from pathlib import Path
 
 import pytest
 
-from MaxText import config, forecast
+from MaxText import config, forecast, hardware
 from MaxText.errors import PlanError
 from MaxText.forecast import search
 from tests.helpers import cpu, toy_config
@@ -50,6 +51,30 @@ def test_what_is_fixed_by_hand_stays():
 def test_slices_hold_copies():
     made = found(**LLAMA, hardware="2xv5p-32", global_batch_size=64)
     assert made.plan.dcn["data"] == 2 and sum(n > 1 for n in made.plan.dcn.values()) == 1
+
+
+def test_meshes_hold_pipelines_within_and_across_slices():
+    cfg = config.make(**LLAMA, hardware="4xv5p-32", global_batch_size=256)
+    there = hardware.named("4xv5p-32")
+    every = list(search.meshes(cfg, there))
+    stages = {(one["ici_pipeline_parallelism"], one["dcn_pipeline_parallelism"]) for one in every}
+    assert {(1, 1), (2, 1), (4, 1), (1, 2), (1, 4), (2, 4)} <= stages
+    for one in every:
+        inside, across = ([one[f"{level}_{axis}_parallelism"] for axis in search.MESH_AXES] for level in ("ici", "dcn"))
+        assert math.prod(inside) == 16 and math.prod(across) == 4
+        pieces, total = one.get("num_pipeline_microbatches"), inside[0] * across[0]
+        assert pieces is None if total == 1 else pieces % total == 0
+
+
+def test_stages_between_slices_where_copies_have_no_room():
+    """70 billion parameters on small slices: each slice holds its own layers, and only the stream crosses."""
+    keys = LLAMA | {"model_name": "llama3.1-70b", "max_target_length": 2048, "hardware": "4xv5e-64"}
+    made = found(**keys, global_batch_size=256)
+    assert made.plan.dcn["pipeline"] == 4 and made.fits and made.seconds.bubble > 0
+    assert "otherwise" in made.reasons["dcn_pipeline_parallelism"]
+    assert made.cfg.num_pipeline_microbatches % 4 == 0 and "(between slices)" in made.reasons["remat_policy"]
+    one = found(**(keys | {"hardware": "2xv5p-32", "model_name": "llama3.1-8b"}), global_batch_size=64)
+    assert "pipeline=" in one.reasons["ici_pipeline_parallelism"] and one.plan.pipeline is None
 
 
 def test_a_large_model_on_two_thousand_devices_takes_seconds():

@@ -13,7 +13,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from MaxText import optimizer, planner, state, step
+from MaxText import compat, optimizer, planner, state, step
 from MaxText.catalogue import Slice
 from MaxText.errors import PlanError
 from MaxText.layout import Axes
@@ -37,24 +37,19 @@ def prepare(environ: MutableMapping[str, str] = os.environ) -> None:
 
 @dataclass(frozen=True)
 class Compiled:
-    """The compiler's answer. Bytes on one device; `temporary` is everything beside arguments and results."""
+    """The compiler's answer. Bytes on one device. `total` is what it puts aside, and what it refuses by; `temporary`
+    is what it calls temporaries, which on TPU is up to half as much again as it packs them into (docs/planner.md)."""
 
     program: jax.stages.Compiled
     mesh: Mesh
     arguments: int
     temporary: int
-    results: int
-    shared: int
+    total: int
 
     @property
     def text(self) -> str:
         """The program as the compiler wrote it."""
         return self.program.as_text() or ""
-
-    @property
-    def total(self) -> int:
-        """Arguments (whose memory the new state takes), temporaries, and results that are no argument's."""
-        return self.arguments + self.temporary + self.results - self.shared
 
 
 def require_compiler(where: Slice) -> None:
@@ -117,14 +112,8 @@ def compile_step(cfg: Any, plan: planner.Plan, where: Slice) -> Compiled:
         raise _refused(error) from error
     memory = program.memory_analysis()
     assert memory is not None, "the TPU compiler always says what it needs"
-    return Compiled(
-        program,
-        mesh,
-        memory.argument_size_in_bytes,
-        memory.temp_size_in_bytes,
-        memory.output_size_in_bytes,
-        memory.alias_size_in_bytes,
-    )
+    total = compat.allocated_bytes(memory)
+    return Compiled(program, mesh, memory.argument_size_in_bytes, memory.temp_size_in_bytes, total)
 
 
 def _refused(error: Exception) -> Exception:

@@ -40,7 +40,7 @@ class Chip:
     devices_per_chip: int
     matrix_unit: int
     matmul_share: float
-    vector_bfloat16: bool
+    vector_memory: float
     naming: str
     dims: int
     largest: int
@@ -73,7 +73,7 @@ def _read(name: str, fields: dict[str, Any]) -> Chip:
         largest=slices["largest"],
         wraps=str(slices["wraps"]),
         matmul_share=values.pop("matmul_share", 1.0),
-        vector_bfloat16=values.pop("vector_bfloat16", True),
+        vector_memory=values.pop("vector_memory", 0.0),
         sources=MappingProxyType(sources),
         **values,
     )

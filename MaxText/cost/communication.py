@@ -6,15 +6,15 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from MaxText import blueprint
+from MaxText import blueprint, pipeline
 from MaxText.architecture import LayerSpec
 from MaxText.catalogue import Slice
 from MaxText.cost import torus
-from MaxText.cost.sizes import BYTES, Layers, Sizes, used
+from MaxText.cost.sizes import BYTES, Layers, Sizes, per_device, used
 from MaxText.cost.work import expert_rows, redone
 from MaxText.layout import STAGE_LAYERS, Layout
 from MaxText.planner import Plan
@@ -123,9 +123,33 @@ def of_activations(cfg: Any, spec: LayerSpec, layout: Layout, size: Sizes) -> li
     return found
 
 
-def of_layer(cfg: Any, one: Layers, layout: Layout, size: Sizes) -> list[Transfer]:
-    """Every collective of one layer and microbatch."""
-    return of_weights(one.tree, one.count, layout, cfg) + of_activations(cfg, one.spec, layout, size)
+def of_layer(cfg: Any, one: Layers) -> list[Transfer]:
+    """Every collective of one pass through a layer."""
+    return of_weights(one.tree, one.count, one.layout, cfg) + of_activations(cfg, one.spec, one.layout, one.size)
+
+
+def of_pipeline(cfg: Any, plan: Plan, one: Sequence[Layers], size: Sizes) -> list[tuple[Transfer, int]]:
+    """(collective, times in a microbatch) of what crosses stages: the stream of a stage's rows in every iteration; that
+    of all rows on the way in and out; and where no stage owns its layers, their weights on the way in, and their
+    gradients back."""
+    schedule, axes = plan.pipeline, (pipeline.AXIS,)
+    if schedule is None:
+        return []
+    passing = [layers for layers in one if layers.staged]
+    stream = size.itemsize * size.tokens * cfg.emb_dim * schedule.stages
+    handed = size.itemsize * passing[0].size.tokens * cfg.emb_dim
+    found = [
+        (Transfer("stream to the next stage", "permute", axes, handed, 1, 1, False), schedule.iterations),
+        (Transfer("rows into the pipeline", "all-gather", axes, stream, 1, 0, False), 1),
+        (Transfer("rows into the pipeline", "reduce-scatter", axes, stream, 0, 1, False), 1),
+        (Transfer("rows out of the pipeline", "reduce-scatter", axes, stream, 1, 0, False), 1),
+        (Transfer("rows out of the pipeline", "all-gather", axes, stream, 0, 1, False), 1),
+    ]
+    if not schedule.owned:
+        share = schedule.pipelined / schedule.segment.repeats
+        weights = share * sum(per_device(layers.tree, plan.layout, cfg.weight_dtype) for layers in passing)
+        found.append((Transfer("weights to their stages", "all-to-all", axes, weights, 1, 1, False), 1))
+    return found
 
 
 def of_rest(cfg: Any, tree: blueprint.Blueprint, layout: Layout, size: Sizes) -> list[Transfer]:

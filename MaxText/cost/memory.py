@@ -1,8 +1,19 @@
-"""Bytes on one device, by class. State is exact; the rest is reckoned, and its error published in docs/planner.md."""
+"""Bytes on one device, by class. State is exact; the rest follows what the TPU compiler was seen to hold.
+
+Its plans of memory (buffer assignment) show three moments at which a step can be largest:
+
+*head*       the logits in `dtype` and their gradient, the head's weights gathered, and what the layers saved;
+*layers*     the backward pass of one layer: gradients so far, what all layers saved, and at once what that layer
+             computes again, its gradients, its gathered weights and the whole gradient of its largest kernel. Where
+             attention writes its scores, 10 bytes of each are there (float32, then three times in `dtype`);
+*after*      where the head's weight gradient comes last: that whole gradient, the logits, and all other gradients.
+
+Beside all of them lies a copy of the layers' weights in `dtype`: the cast of a stack of layers does not depend on the
+layer, and the compiler takes it out of the loop. Error and origin of each number: docs/planner.md."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,15 +25,22 @@ from MaxText.hardware import Hardware
 from MaxText.layout import Layout
 from MaxText.planner import Plan
 
+STREAMS = 3  # arrays [rows, tokens, width] of a layer's backward pass beside those with names
+ERROR = 0.15  # of this model, against the TPU compiler, 95 of 100 times: nothing is refused within it
+PACKING = 0.03  # what is lost between arrays of different sizes
+LATE = ("v5e", "tpu7x")  # chips for which the compiler lets weight gradients wait
+
 
 @dataclass(frozen=True)
 class Memory:
     """Bytes on one device at the worst moment of a step, by class; `host` lies in the host's memory and does not
-    count, `saved_by_layer` is what `activations` consists of."""
+    count, `saved_by_layer` is what `activations` consists of, `moments` what each moment needs beside the state,
+    `least` what would do if the compiler had to save: below it nothing runs."""
 
     parameters: float
     optimizer: float
     gradients: float
+    casts: float
     activations: float
     logits: float
     experts: float
@@ -30,8 +48,20 @@ class Memory:
     batch: float
     host: float
     saved_by_layer: Mapping[str, float]
+    moments: Mapping[str, float]
+    least: float
 
-    CLASSES = ("parameters", "optimizer", "gradients", "activations", "logits", "experts", "transient", "batch")
+    CLASSES = (
+        "parameters",
+        "optimizer",
+        "gradients",
+        "casts",
+        "activations",
+        "logits",
+        "experts",
+        "transient",
+        "batch",
+    )
 
     def by_class(self) -> dict[str, int]:
         return {name: round(getattr(self, name)) for name in self.CLASSES}
@@ -71,16 +101,16 @@ def named(cfg: Any, spec: LayerSpec, layout: Layout, size: Sizes) -> dict[str, f
 
 
 def unnamed(cfg: Any, spec: LayerSpec, layout: Layout, size: Sizes, flashes: bool) -> float:
-    """Bytes of what else the backward pass of a layer reads: norms' outputs, rotated heads, activations in float32,
-    attention weights where they are written out."""
-    heads, kv_heads = spec.query_heads / used(layout, "heads"), spec.kv_heads / used(layout, "kv_heads")
-    numbers = 3 * cfg.emb_dim + (heads + kv_heads) * spec.head_dim
-    numbers += spec.mlp_dim / used(layout, "mlp") if spec.ffn != "moe" else 0
-    found = size.itemsize * size.tokens * numbers
+    """Bytes of what else the backward pass of a layer reads where nothing is computed again, as a compiled program
+    holds it: three float32 arrays of each norm; of the feed-forward five in float32 and the product (in place of the
+    branches, which have names); attention scores in float32 and as weights."""
+    branches, wide = len(cfg.mlp_activations), spec.mlp_dim / used(layout, "mlp") if spec.ffn != "moe" else 0
+    of_wide = 5 * 4 + (1 - branches) * size.itemsize
+    found = size.tokens * (6 * 4 * cfg.emb_dim + of_wide * wide)
     if spec.experts:
-        rows = size.itemsize * expert_rows(cfg, size)
-        found += rows * (cfg.emb_dim + cfg.moe_mlp_dim / used(layout, "moe_mlp"))
-    return found + (0.0 if flashes else scores(spec, layout, size, 4))
+        rows = expert_rows(cfg, size)
+        found += rows * (size.itemsize * cfg.emb_dim + of_wide * cfg.moe_mlp_dim / used(layout, "moe_mlp"))
+    return found + (0.0 if flashes else scores(spec, layout, size, 4 + size.itemsize))
 
 
 def scores(spec: LayerSpec, layout: Layout, size: Sizes, itemsize: int) -> float:
@@ -88,80 +118,169 @@ def scores(spec: LayerSpec, layout: Layout, size: Sizes, itemsize: int) -> float
     return itemsize * size.tokens * size.length * spec.query_heads / used(layout, "heads")
 
 
-def saved(cfg: Any, one: Layers, layout: Layout, size: Sizes, flashes: bool) -> tuple[float, float]:
+def saved(cfg: Any, one: Layers, flashes: bool) -> tuple[float, float]:
     """(bytes kept on the device, in the host's memory) of one layer between its forward and backward pass."""
-    places, found = remat.places(cfg), named(cfg, one.spec, layout, size)
+    places, found = remat.places(cfg), named(cfg, one.spec, one.layout, one.size)
     device = sum(count for name, count in found.items() if places[name] == "device")
     host = sum(count for name, count in found.items() if places[name] == "offload")
-    device += 0.0 if redone(cfg)["all"] else unnamed(cfg, one.spec, layout, size, flashes)
+    device += 0.0 if redone(cfg)["all"] else unnamed(cfg, one.spec, one.layout, one.size, flashes)
     return device, host
 
 
-def gathered(tree: blueprint.Blueprint, count: int, layout: Layout, cfg: Any) -> float:
-    """Bytes of the weights of one of `count` layers in their layout of use."""
-    total = 0.0
-    for _, param in blueprint.leaves(tree):
-        ways = 1
-        for dim in param.axes:
-            for axis in layout.axes(dim):
-                stays = dim == "experts" or axis not in layout.gathered
-                ways *= dict(layout.sizes)[axis] if stays else 1
-        total += param.size / count / ways * BYTES[cfg.dtype]
-    return total
+def _used_ways(layout: Layout, param: blueprint.Param) -> int:
+    """Into how many pieces a parameter is split while it is used."""
+    sizes_of, ways = dict(layout.sizes), 1
+    for dim in param.axes:
+        for axis in layout.axes(dim):
+            ways *= sizes_of[axis] if dim == "experts" or axis not in layout.gathered else 1
+    return ways
+
+
+def in_use(tree: blueprint.Blueprint, count: int, layout: Layout) -> dict[str, float]:
+    """Numbers of each parameter of one of `count` layers in its layout of use, on one device."""
+    return {path: param.size / count / _used_ways(layout, param) for path, param in blueprint.leaves(tree)}
 
 
 def forecast(cfg: Any, plan: Plan, hardware: Hardware) -> Memory:
-    """Bytes by class. At the worst moment the gradients are there, what the layers saved, and the logits or the
-    backward pass of the largest layer: what it gathers, computes again and works with. Chips whose vector units know
-    no bfloat16 work in float32 on what was saved, and were seen to hold both at once (docs/planner.md)."""
-    size, layout, platform = sizes(cfg, plan), plan.layout, hardware.platform
-    everything = layers(cfg, plan.tree)
-    stages = plan.mesh_shape["pipeline"]
-    wide = hardware.slice is not None and not hardware.slice.chip.vector_bfloat16 and cfg.dtype == "bfloat16"
-    kept = {one.path: saved(cfg, one, layout, size, flash(cfg, platform, one.spec)) for one in everything}
-    by_layer = {one.path: one.count / stages * kept[one.path][0] * (2 if wide else 1) for one in everything}
-    host = sum(one.count / stages * kept[one.path][1] for one in everything)
-    logits = _logits(cfg, layout, size)
-    experts = max((_experts(cfg, one.spec, layout, size) for one in everything if one.spec.experts), default=0.0)
-    layer = max(_layer(cfg, one, layout, size, flash(cfg, platform, one.spec), 1 if wide else 2) for one in everything)
+    """Bytes by class, at the moment that needs most."""
+    everything, tree = layers(cfg, plan), plan.tree
+    shown = {one.path: flash(cfg, hardware.platform, one.spec) for one in everything}
+    kept = [(one, saved(cfg, one, shown[one.path])) for one in everything]
+    by_layer: dict[str, float] = {}
+    for one, (device, _) in kept:
+        by_layer[one.path] = by_layer.get(one.path, 0.0) + one.times * device
+    late, logits = _late(cfg, hardware), _logits(cfg, plan)
+    stacks = {name: tree[name] for name in ("decoder", "mtp") if name in tree}
+    casts = _casts(cfg, plan, everything)
+    experts = max((_experts(cfg, one) for one in everything if one.spec.experts), default=0.0)
+    layer = max(_layer(cfg, one, shown[one.path], hardware) for one in everything)
+    gradients = _gradients(cfg, plan, stacks)
+    base, head = sum(by_layer.values()) + casts, _head(cfg, plan)
+    moments = {
+        "head": base + 2 * logits + head * BYTES[cfg.dtype],
+        "layers": base + gradients + layer + experts + (logits if late else 2 * _head_gradient(cfg, plan)),
+        "after": gradients + (logits + head * BYTES[cfg.weight_dtype] if late else 0.0) + 2 * _head_gradient(cfg, plan),
+    }
+    worst = max(moments, key=lambda moment: moments[moment])
     return Memory(
         parameters=plan.parameter_bytes,
         optimizer=plan.optimizer_bytes,
-        gradients=_gradients(cfg, plan),
-        activations=sum(by_layer.values()),
-        logits=logits if wide else max(logits - layer - experts, 0.0),
-        experts=experts,
-        transient=layer,
-        batch=5 * 4 * size.tokens * plan.microbatches,
-        host=host,
+        batch=5 * 4 * sizes(cfg, plan).tokens * plan.microbatches,
+        host=sum(one.times * host for one, (_, host) in kept),
         saved_by_layer=by_layer,
+        moments=moments,
+        least=plan.state_bytes + _least(cfg, plan, everything, sum(by_layer.values()), gradients, logits),
+        **_classes(worst, moments[worst], gradients, casts, sum(by_layer.values()), layer, experts),
     )
 
 
-def _gradients(cfg: Any, plan: Plan) -> float:
-    """One array per parameter; while microbatches are summed, those of the current one beside the sum."""
-    stored = per_device(plan.tree, plan.layout, cfg.grad_dtype)
-    return stored * (2 if plan.microbatches > 1 else 1)
+def _classes(
+    worst: str, total: float, gradients: float, casts: float, saved: float, layer: float, experts: float
+) -> dict[str, float]:
+    """What the worst moment consists of; the rest of it is the logits' and what is made of them."""
+    found = {"gradients": gradients, "casts": casts, "activations": saved, "experts": experts, "transient": layer}
+    absent = {"head": ("gradients", "experts", "transient"), "after": ("casts", "activations", "experts", "transient")}
+    found |= dict.fromkeys(absent.get(worst, ()), 0.0)
+    rest = total - sum(found.values())
+    found["transient"] += PACKING * total
+    return found | {"logits": rest}
 
 
-def _logits(cfg: Any, layout: Layout, size: Sizes) -> float:
-    """Logits of a microbatch (a chunk of them with num_vocab_tiling) in float32; their gradient takes their place."""
-    vocab = cfg.vocab_size / used(layout, "vocab") / cfg.num_vocab_tiling
-    return size.tokens * vocab * 4
+def _waits(hardware: Hardware) -> bool:
+    """Whether weight gradients are made later than they could be, to reduce them beside other work; elsewhere each is
+    made at once, in a loop beside its reduce-scatter."""
+    return hardware.slice is not None and hardware.slice.chip.name in LATE
 
 
-def _experts(cfg: Any, spec: LayerSpec, layout: Layout, size: Sizes) -> float:
-    """Rows brought to the experts and back, with their gradients."""
-    rows = expert_rows(cfg, size)
-    return size.itemsize * rows * (3 * cfg.emb_dim + 3 * cfg.moe_mlp_dim / used(layout, "moe_mlp"))
+def _late(cfg: Any, hardware: Hardware) -> bool:
+    """Whether the head's weight gradient is made after the layers' backward pass, so that the logits are there all the
+    while."""
+    return cfg.num_vocab_tiling == 1 and (cfg.logits_via_embedding or _waits(hardware))
 
 
-def _layer(cfg: Any, one: Layers, layout: Layout, size: Sizes, flashes: bool, copies: int) -> float:
-    """Weights of use, and what the backward pass of one layer holds at once."""
-    weights = gathered(one.tree, one.count, layout, cfg)
-    found = named(cfg, one.spec, layout, size)
-    again = sum(count for name, count in found.items() if not name.startswith("moe_"))
-    workspace = unnamed(cfg, one.spec, layout, size, True)
-    if not flashes:
-        workspace += scores(one.spec, layout, size, 4) * copies
-    return weights + again + workspace
+def _gradients(cfg: Any, plan: Plan, stacks: blueprint.Blueprint) -> float:
+    """One array per parameter of the layers; while microbatches are summed, those of the current one beside the sum of
+    all parameters'."""
+    stored = per_device(stacks, plan.layout, cfg.weight_dtype)
+    return stored + (per_device(plan.tree, plan.layout, cfg.grad_dtype) if plan.microbatches > 1 else 0.0)
+
+
+def _casts(cfg: Any, plan: Plan, everything: Sequence[Layers]) -> float:
+    """The weights of looped layers once more, in the type of computation; in a pipeline that no stage owns also as they
+    are stored, on their stages."""
+    if not cfg.scan_layers:
+        return 0.0
+    again = 0.0
+    for one in everything:
+        share = one.times / one.count if not one.staged else 1.0
+        stored = share * per_device(one.tree, plan.layout, cfg.weight_dtype)
+        again += stored * BYTES[cfg.dtype] / BYTES[cfg.weight_dtype] if cfg.dtype != cfg.weight_dtype else 0.0
+        again += stored if one.staged and plan.pipeline and not plan.pipeline.owned else 0.0
+    return again
+
+
+def _logits(cfg: Any, plan: Plan) -> float:
+    """Logits of a microbatch (a chunk of them with num_vocab_tiling), before they become float32."""
+    vocab = cfg.vocab_size / used(plan.layout, "vocab") / cfg.num_vocab_tiling
+    return BYTES[cfg.dtype] * sizes(cfg, plan).tokens * vocab
+
+
+def _head(cfg: Any, plan: Plan) -> float:
+    """Numbers of the head's kernel in its layout of use, or of a chunk of it."""
+    return cfg.emb_dim * cfg.vocab_size / used(plan.layout, "vocab") / cfg.num_vocab_tiling
+
+
+def _head_gradient(cfg: Any, plan: Plan) -> float:
+    """Bytes of its gradient in the stored layout."""
+    tree = {name: plan.tree[name] for name in ("logits", "embedding") if name in plan.tree}
+    one = {"logits": tree["logits"]} if "logits" in tree else tree
+    return per_device(one, plan.layout, cfg.weight_dtype)
+
+
+def _again(cfg: Any, names: Mapping[str, float]) -> float:
+    """Bytes of arrays with names, each with its gradient, those twice that are computed again."""
+    places = remat.places(cfg)
+    return sum(count * (1 if places[name] == "device" else 2) for name, count in names.items())
+
+
+def _experts(cfg: Any, one: Layers) -> float:
+    """Rows brought to the experts and back, and between their kernels, with their gradients."""
+    rows = one.size.itemsize * expert_rows(cfg, one.size)
+    found = named(cfg, one.spec, one.layout, one.size)
+    return 2 * rows * cfg.emb_dim + _again(cfg, {name: n for name, n in found.items() if name.startswith("moe_")})
+
+
+def _layer(cfg: Any, one: Layers, flashes: bool, hardware: Hardware) -> float:
+    """What the backward pass of one layer holds at once, experts' rows aside: while it passes the feed-forward, or
+    while it passes attention, when what the feed-forward's weight gradients need may still be there."""
+    found = named(cfg, one.spec, one.layout, one.size)
+    wide = max(found["mlpwi_0"], 0.0) * (len(cfg.mlp_activations) + 1)
+    around = {name: count for name, count in found.items() if "mlp" not in name}
+    weights = in_use(one.tree, one.count, one.layout)
+    whole = BYTES[cfg.weight_dtype] * max(weights.values())
+    gathered = [BYTES[cfg.dtype] * numbers for numbers in weights.values()]
+    attention = BYTES[cfg.dtype] * sum(n for path, n in weights.items() if path.startswith("attention/"))
+    written, short = 0.0 if flashes else scores(one.spec, one.layout, one.size, 1), one.size.itemsize
+    near = hardware.slice.chip.vector_memory if hardware.slice else 0.0
+    first = (4 + short) * written + whole + sum(gathered) - _beside([short * written, *gathered], near)
+    first += _again(cfg, around) - sum(around.values())
+    then = (4 + 3 * short) * written + attention - _beside([short * written], near) + _again(cfg, around)
+    then += wide if _waits(hardware) else 0.0
+    return STREAMS * one.size.itemsize * one.size.tokens * cfg.emb_dim + max(first + wide, then)
+
+
+def _beside(arrays: Sequence[float], room: float) -> float:
+    """Bytes of those arrays, the largest first, that find room in the memory beside a core."""
+    found = 0.0
+    for count in sorted(arrays, reverse=True):
+        found += count if found + count <= room else 0.0
+    return found
+
+
+def _least(cfg: Any, plan: Plan, everything: Sequence[Layers], saved: float, gradients: float, logits: float) -> float:
+    """Bytes of a step beside its state if nothing waits for anything: gradients as they are born, in the type of
+    computation, one kernel gathered at a time with its gradient, no array there longer than its use."""
+    narrow = BYTES[cfg.dtype] / BYTES[cfg.weight_dtype]
+    layer = max(max(in_use(one.tree, one.count, one.layout).values()) * 2 * BYTES[cfg.dtype] for one in everything)
+    layer += max(sum(named(cfg, one.spec, one.layout, one.size).values()) / 2 for one in everything)
+    return saved + max(logits, gradients * min(narrow, 1.0) + layer)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from MaxText import architecture, blueprint
+from MaxText import architecture, blueprint, pipeline
 from MaxText.architecture import LayerSpec
 from MaxText.layout import Layout
 from MaxText.planner import Plan
@@ -27,12 +27,20 @@ class Sizes:
 
 @dataclass(frozen=True)
 class Layers:
-    """`count` equal layers: their record, and the parameters of all of them, stacked."""
+    """Equal layers: their record, and the parameters of `count` of them, stacked.
+
+    A device passes such a layer `times` in a microbatch, each time on `size`, with weights that lie as `layout` says;
+    in a pipeline on the rows that are in one stage at once. `idle` is the part of these passes that nothing reads."""
 
     path: str
     spec: LayerSpec
     count: int
     tree: blueprint.Blueprint
+    times: int
+    size: Sizes
+    layout: Layout
+    idle: float = 0.0
+    staged: bool = False
 
 
 def used(layout: Layout, dim: str) -> int:
@@ -48,15 +56,42 @@ def sizes(cfg: Any, plan: Plan) -> Sizes:
     return Sizes(rows, tokens, cfg.max_target_length, BYTES[cfg.dtype])
 
 
-def layers(cfg: Any, tree: blueprint.Blueprint) -> list[Layers]:
+def layers(cfg: Any, plan: Plan) -> list[Layers]:
     """Every kind of layer, from the embedding up, further predictions included."""
-    found = [
-        Layers(f"decoder/{segment.name}/{i}", spec, segment.repeats, tree["decoder"][segment.name][str(i)])
-        for segment in architecture.segments(cfg)
-        for i, spec in enumerate(segment.pattern)
-    ]
+    outside, schedule = sizes(cfg, plan), plan.pipeline
+    found = []
+    for segment in architecture.segments(cfg):
+        passing = schedule.pipelined if schedule and schedule.segment == segment else 0
+        for i, spec in enumerate(segment.pattern):
+            path, tree = f"decoder/{segment.name}/{i}", plan.tree["decoder"][segment.name][str(i)]
+            if passing:
+                found.append(_staged(path, spec, segment.repeats, tree, plan, outside))
+            if left := segment.repeats - passing:
+                found.append(Layers(path, spec, segment.repeats, tree, left, outside, plan.layout))
     further = architecture.further_prediction(cfg)
-    return found + [Layers(f"mtp/{i}", further, 1, tree["mtp"][str(i)]) for i in range(cfg.mtp_num_layers)]
+    return found + [
+        Layers(f"mtp/{i}", further, 1, plan.tree["mtp"][str(i)], 1, outside, plan.layout)
+        for i in range(cfg.mtp_num_layers)
+    ]
+
+
+def _staged(path: str, spec: LayerSpec, count: int, tree: blueprint.Blueprint, plan: Plan, outside: Sizes) -> Layers:
+    """Layers that pass a pipeline: a stage works in every iteration on as many of them as lie on it in a round."""
+    schedule = plan.pipeline
+    assert schedule is not None
+    part = schedule.stages / schedule.microbatches  # outside, the rows are split over the stages too
+    size = Sizes(outside.rows * part, outside.tokens * part, outside.length, outside.itemsize)
+    return Layers(
+        path=path,
+        spec=spec,
+        count=count,
+        tree=tree,
+        times=schedule.iterations * schedule.depth,
+        size=size,
+        layout=plan.layout.inside(pipeline.AXIS),
+        idle=schedule.waste / (1 + schedule.waste),
+        staged=True,
+    )
 
 
 def pieces(tree: blueprint.Blueprint, layout: Layout) -> Iterator[tuple[str, blueprint.Param, float]]:

@@ -20,7 +20,7 @@ from MaxText.catalogue import Slice
 from MaxText.cost import communication, memory, work
 from MaxText.cost.communication import Links, Transfer
 from MaxText.cost.efficiency import Efficiency
-from MaxText.cost.sizes import layers, per_device, sizes
+from MaxText.cost.sizes import Layers, layers, per_device, sizes
 from MaxText.cost.work import Op
 from MaxText.planner import Plan
 
@@ -29,8 +29,9 @@ HIDDEN, WAITED = 0, 1
 
 @dataclass(frozen=True)
 class Pass:
-    """One pass through a layer (or the head, or the optimizer), done `times` a step: seconds at the catalogue's rates.
-    `tiles` is FLOPs over the memory's bandwidth; `links` and `network` are (hidden, waited for)."""
+    """One pass through a layer (or the head, or the optimizer), done `times` a step, `idle` of them for nothing:
+    seconds at the catalogue's rates. `tiles` is FLOPs over the memory's bandwidth; `links` and `network` are (hidden,
+    waited for)."""
 
     name: str
     times: float
@@ -42,6 +43,7 @@ class Pass:
     links: tuple[float, float] = (0.0, 0.0)
     network: tuple[float, float] = (0.0, 0.0)
     host: float = 0.0
+    idle: float = 0.0
 
     def arithmetic(self, e: Efficiency) -> float:
         """Seconds of the arithmetic alone."""
@@ -59,10 +61,9 @@ class Pass:
 
 @dataclass(frozen=True)
 class Step:
-    """Everything of one optimizer step; `bubble` is the time that pipeline stages wait over the time that they work."""
+    """Everything of one optimizer step."""
 
     passes: tuple[Pass, ...]
-    bubble: float
     slices: int
     chip: str
     platform: str
@@ -111,21 +112,27 @@ def ideal(cfg: Any, plan: Plan, where: Slice) -> Step:
     """What a step of the plan would take at the catalogue's rates, pass by pass."""
     size, links, layout = sizes(cfg, plan), Links.of(where, plan), plan.layout
     parts = where.chip.devices_per_chip
+    everything = layers(cfg, plan)
     passes = []
-    for one in layers(cfg, plan.tree):
-        ops = work.of_layer(cfg, one.spec, layout, size, memory.flash(cfg, where.chip.platform, one.spec))
-        transfers = communication.of_layer(cfg, one, layout, size)
-        host = _offloaded(cfg, one.spec, plan) / where.chip.host_bandwidth * parts
+    for one in everything:
+        ops = work.of_layer(cfg, one.spec, one.layout, one.size, memory.flash(cfg, where.chip.platform, one.spec))
+        transfers, host = communication.of_layer(cfg, one), _offloaded(cfg, one) / where.chip.host_bandwidth * parts
         passes += [
             Pass(
                 f"{one.path} {way}",
-                plan.microbatches * one.count,
+                plan.microbatches * one.times,
                 **_work(ops, where, cfg.dtype, way),
                 **_traffic(transfers, links, way),
                 host=host,
+                idle=one.idle,
             )
             for way in ("forward", "backward")
         ]
+    passes += [
+        Pass(f"{transfer.name} {way}", plan.microbatches * times, **_traffic([transfer], links, way))
+        for transfer, times in communication.of_pipeline(cfg, plan, everything, size)
+        for way in ("forward", "backward")
+    ]
     head, transfers = work.of_head(cfg, layout, size), communication.of_rest(cfg, plan.tree, layout, size)
     passes += [
         Pass(
@@ -137,11 +144,11 @@ def ideal(cfg: Any, plan: Plan, where: Slice) -> Step:
         for way in ("forward", "backward")
     ]
     passes.append(Pass("optimizer", 1, stream=_updated(cfg, plan) / where.chip.memory_bandwidth * parts))
-    return Step(tuple(passes), _bubble(cfg, plan), where.slices, where.chip.name, where.chip.platform)
+    return Step(tuple(passes), where.slices, where.chip.name, where.chip.platform)
 
 
-def _offloaded(cfg: Any, spec: Any, plan: Plan) -> float:
-    places, kept = remat.places(cfg), memory.named(cfg, spec, plan.layout, sizes(cfg, plan))
+def _offloaded(cfg: Any, one: Layers) -> float:
+    places, kept = remat.places(cfg), memory.named(cfg, one.spec, one.layout, one.size)
     return sum(count for name, count in kept.items() if places[name] == "offload")
 
 
@@ -151,16 +158,10 @@ def _updated(cfg: Any, plan: Plan) -> float:
     return 2 * per_device(plan.tree, plan.layout, cfg.grad_dtype) + 2 * plan.state_bytes
 
 
-def _bubble(cfg: Any, plan: Plan) -> float:
-    return plan.pipeline.waste if plan.pipeline else 0.0
-
-
 def seconds(step: Step, e: Efficiency) -> Seconds:
     """Ideal seconds with the measured shares. A chip that no calibration saw counts as those that one saw."""
     own = e.chips.get(step.chip, 1.0)
-    inside = sum(p.times * p.seconds(e) for p in step.passes if p.name.startswith(("decoder", "mtp")))
-    rest = sum(p.times * p.seconds(e) for p in step.passes if not p.name.startswith(("decoder", "mtp")))
-    busy = own * (inside * (1 + step.bubble) + rest)
+    busy = own * sum(p.times * p.seconds(e) for p in step.passes)
     lost = e.straggler * step.slices**e.straggler_power if step.slices > 1 and step.platform == "tpu" else 0.0
     return Seconds(
         total=busy * (1 + lost),
@@ -169,7 +170,7 @@ def seconds(step: Step, e: Efficiency) -> Seconds:
         network=sum(p.times * sum(p.network) / e.network for p in step.passes),
         host=sum(p.times * p.host / e.host for p in step.passes),
         optimizer=sum(p.times * p.seconds(e) for p in step.passes if p.name == "optimizer"),
-        bubble=own * inside * step.bubble,
+        bubble=own * sum(p.idle * p.times * p.seconds(e) for p in step.passes),
         stragglers=busy * lost,
     )
 

@@ -23,6 +23,12 @@ _OF_AXIS = {
 }
 
 
+def _origin(cfg: Any, key: str) -> str:
+    """Where a value was written; what the program put there itself was chosen for this hardware."""
+    written = str(cfg.origin(key))
+    return {"replace()": "chosen for this hardware", "make()": "given"}.get(written, written)
+
+
 def reasons(cfg: Any, plan: planner.Plan, hardware: Hardware) -> dict[str, str]:
     """{key: why it has this value} for what decides how a run is split; a search adds its own."""
     found = {}
@@ -32,14 +38,14 @@ def reasons(cfg: Any, plan: planner.Plan, hardware: Hardware) -> dict[str, str]:
             written = getattr(cfg, key)
             if written == -1:
                 total = "devices of a slice" if level == "ici" else "slices"
-                found[key] = f"{degree}: the rest of {math.prod(degrees.values())} {total} ({cfg.origin(key)})"
+                found[key] = f"{degree}: the rest of {math.prod(degrees.values())} {total} ({_origin(cfg, key)})"
             elif degree > 1:
-                found[key] = f"{degree}: as configured ({cfg.origin(key)})"
+                found[key] = f"{degree}: as configured ({_origin(cfg, key)})"
     given = "global_batch_size" if cfg.global_batch_size else "per_device_batch_size"
-    found["global_batch_size"] = f"{plan.global_batch_size} rows from {given} ({cfg.origin(given)})"
-    found["gradient_accumulation_steps"] = f"{plan.microbatches}: {cfg.origin('gradient_accumulation_steps')}"
-    found["remat_policy"] = f"{cfg.remat_policy}: {cfg.origin('remat_policy')}"
-    found["dtype"] = f"{cfg.dtype} on {hardware.platform} ({cfg.origin('dtype')})"
+    found["global_batch_size"] = f"{plan.global_batch_size} rows from {given} ({_origin(cfg, given)})"
+    found["gradient_accumulation_steps"] = f"{plan.microbatches}: {_origin(cfg, 'gradient_accumulation_steps')}"
+    found["remat_policy"] = f"{cfg.remat_policy}: {_origin(cfg, 'remat_policy')}"
+    found["dtype"] = f"{cfg.dtype} on {hardware.platform} ({_origin(cfg, 'dtype')})"
     return found
 
 
@@ -62,10 +68,11 @@ def warnings(
 
 def _memory(hardware: Hardware, needs: memory.Memory) -> Iterator[str]:
     capacity = hardware.memory_bytes
-    if capacity and 0.92 * capacity < needs.total:
+    if capacity and 0.92 * capacity < needs.total and needs.least <= (1 + memory.ERROR) * capacity:
         yield (
             f"memory is tight: {needs.total / GIB:.1f} of {capacity / GIB:.1f} GiB a device, and the estimate has an "
-            "error of up to 15 %. Ask the compiler: compile=true."
+            f"error of up to {memory.ERROR:.0%}; at least {needs.least / GIB:.1f} are needed. Ask the compiler: "
+            "compile=true."
         )
     chip = hardware.slice.chip if hardware.slice else None
     if needs.host and chip and chip.host_memory and hardware.platform != "cpu":
@@ -79,11 +86,10 @@ def _memory(hardware: Hardware, needs: memory.Memory) -> Iterator[str]:
 
 def _attention(cfg: Any, plan: planner.Plan, hardware: Hardware) -> Iterator[str]:
     """The program's own attention writes its scores out, on every platform; kernels of published runs do not."""
-    specs = [one.spec for one in sizes.layers(cfg, plan.tree)]
-    if not any(memory.flash(cfg, hardware.platform, spec) for spec in specs):
+    every = sizes.layers(cfg, plan)
+    if not any(memory.flash(cfg, hardware.platform, one.spec) for one in every):
         return
-    size = sizes.sizes(cfg, plan)
-    written = max(memory.scores(spec, plan.layout, size, 4) for spec in specs)
+    written = max(memory.scores(one.spec, one.layout, one.size, 4) for one in every)
     if written > 0.02 * (hardware.memory_bytes or GIB):
         yield (
             f"memory and time are those of a flash kernel. The attention of this version writes its scores out, "

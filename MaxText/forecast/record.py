@@ -12,8 +12,6 @@ from MaxText.cost import communication, memory, sizes, timing
 from MaxText.forecast import notes
 from MaxText.hardware import Hardware
 
-# Of the memory model, against the TPU compiler, 95 of 100 times (docs/planner.md): nothing is refused within it.
-MEMORY_ERROR = 0.15
 STORAGE_BANDWIDTH = 1e9  # bytes/s that a host writes to its file system; assumed
 
 
@@ -38,8 +36,8 @@ class Forecast:
 
     @property
     def fits(self) -> bool:
-        """Whether the estimate less its error is within the memory of a device."""
-        return self.capacity is None or self.memory.total <= self.capacity * (1 + MEMORY_ERROR)
+        """Whether the least that could do is within the memory of a device, by the error of the estimate."""
+        return self.capacity is None or self.memory.least <= self.capacity * (1 + memory.ERROR)
 
     @property
     def tokens_per_second_per_chip(self) -> float | None:
@@ -131,13 +129,10 @@ def _collectives(cfg: Any, plan: planner.Plan, hardware: Hardware) -> list[dict[
 
 
 def _transfers(cfg: Any, plan: planner.Plan) -> list[tuple[communication.Transfer, int]]:
-    """(collective, how many layers do it) of one microbatch."""
-    size = sizes.sizes(cfg, plan)
-    found = [
-        (transfer, one.count)
-        for one in sizes.layers(cfg, plan.tree)
-        for transfer in communication.of_layer(cfg, one, plan.layout, size)
-    ]
+    """(collective, how often) of one microbatch."""
+    size, everything = sizes.sizes(cfg, plan), sizes.layers(cfg, plan)
+    found = [(transfer, one.times) for one in everything for transfer in communication.of_layer(cfg, one)]
+    found += communication.of_pipeline(cfg, plan, everything, size)
     return found + [(transfer, 1) for transfer in communication.of_rest(cfg, plan.tree, plan.layout, size)]
 
 
@@ -167,6 +162,7 @@ def as_dict(one: Forecast) -> dict[str, Any]:
         "remat": {"policy": cfg.remat_policy} | {name: place for name, place in kept.items() if place != "remat"},
         "memory_bytes_per_device": one.memory.by_class() | {"total": round(one.memory.total)},
         "saved_bytes_by_layer": {path: round(count) for path, count in one.memory.saved_by_layer.items()},
+        "least_memory_bytes_per_device": round(one.memory.least),
         "host_memory_bytes_per_device": round(one.memory.host),
         "state_bytes_per_device": plan.state_bytes,
         "tflops_per_step_per_device": plan.flops_per_step_per_device / 1e12,

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from MaxText.cost import memory
 from MaxText.errors import PlanError
-from MaxText.forecast import record
 from MaxText.forecast.record import Forecast
 from MaxText.forecast.text import size, text
 
@@ -33,8 +33,8 @@ def refusal(one: Forecast, before: str = "") -> PlanError:
     """What does not fit, by how much, and what to type."""
     classes = ", ".join(f"{name} {size(count)}" for name, count in one.memory.by_class().items() if count)
     said = (
-        f"does not fit: {size(one.memory.total)} a device, of {size(one.capacity or 0)} ({classes}). The estimate errs "
-        f"by up to {record.MEMORY_ERROR:.0%}.\n{advice(one)}"
+        f"does not fit: {size(one.memory.total)} a device, of {size(one.capacity or 0)} ({classes}). At least "
+        f"{size(one.memory.least)} are needed; the estimate errs by up to {memory.ERROR:.0%}.\n{advice(one)}"
     )
     return PlanError(f"{before}\n\n{said}" if before else said, id="plan.memory")
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from MaxText import blueprint, catalogue, cost, decoder, planner
+from MaxText import blueprint, catalogue, cost, decoder, pipeline, planner
 from MaxText import hardware as hardware_room
 from MaxText.config.schema import Schema
 from MaxText.cost import memory, timing
@@ -28,9 +28,14 @@ SHOWN = 4
 FINALISTS = 4  # meshes on which every policy is tried
 ALIKE = 1.005  # within half a percent the simpler plan wins
 OFFLOADED = "decoder_layer_input=offload"
-# From the least recomputation to the least memory; the last needs a host with memory of its own.
-POLICIES = ("minimal_with_context", "save_dot_except_mlp", "save_qkv_proj", "save_out_proj", "full", OFFLOADED)
+# From the least recomputation to the least memory; the later ones need a host with memory of its own.
+KEPT = ("minimal_with_context", "save_dot_except_mlp", "save_qkv_proj", "save_out_proj", "full")
+ON_THE_HOST = ("minimal_offloaded", "qkv_proj_offloaded")
+PIECES_KEY = "num_pipeline_microbatches"
 LARGEST = {"tensor": 16, "context": 8, "expert": 32}
+STAGES = (2, 4, 8)  # of a pipeline within a slice
+PIECES = (1, 2, 4)  # microbatches of a pipeline, times its stages
+HOST_ROOM = 0.8  # of a host's memory that offloaded activations may fill
 
 
 class With:
@@ -56,7 +61,9 @@ class Tried:
 
     def words(self) -> str:
         large = " ".join(f"{axis}={n}" for axis, n in self.mesh.items() if n > 1) or "one device"
-        return f"{large}, {self.microbatches} microbatches, {self.policy}"
+        large += " (between slices)" if self.changes.get("dcn_pipeline_parallelism", 1) > 1 else ""
+        pieces = f", {self.changes[PIECES_KEY]} pieces" if PIECES_KEY in self.changes else ""
+        return f"{large}{pieces}, {self.microbatches} microbatches, {self.policy}"
 
 
 def by_hand(cfg: Any, key: str) -> bool:
@@ -124,8 +131,30 @@ def _powers(number: int, limit: int) -> list[int]:
 
 
 def meshes(cfg: Any, hardware: Hardware) -> Iterator[dict[str, int]]:
-    """Degrees within and across slices that multiply to the devices: {key: degree}. Axes set by hand are kept; of the
-    others pipeline stays 1, and data takes what fsdp cannot divide."""
+    """Degrees within and across slices that multiply to the devices, and the pieces of a pipeline: {key: value}. Axes
+    set by hand are kept; data takes what fsdp cannot divide, and a pipeline stands beside neither data nor context."""
+    for across in _across(cfg, hardware):
+        for inside in _inside(cfg, hardware):
+            stages = across.get("dcn_pipeline_parallelism", cfg.dcn_pipeline_parallelism)
+            stages *= inside["ici_pipeline_parallelism"]
+            if stages == 1:
+                yield inside | across
+            else:
+                yield from (inside | across | pieces for pieces in _pieces(With(cfg, inside | across), stages))
+
+
+def _pieces(cfg: Any, stages: int) -> list[dict[str, int]]:
+    """How the rows may pass a pipeline; empty layers fill it where its own do not divide. None where it cannot be."""
+    filled: dict[str, int] = {}
+    if pipeline.problems(cfg, stages):
+        filled = {"pipeline_pad_layers": True}
+        if pipeline.problems(With(cfg, filled), stages):
+            return []
+    return [filled] if by_hand(cfg, PIECES_KEY) else [filled | {PIECES_KEY: stages * times} for times in PIECES]
+
+
+def _inside(cfg: Any, hardware: Hardware) -> Iterator[dict[str, int]]:
+    """Degrees within a slice."""
     inside, rows = hardware.devices // hardware.slices, _rows(cfg, hardware)
     keys = {axis: f"ici_{axis}_parallelism" for axis in MESH_AXES}
     fixed = {axis: getattr(cfg, key) for axis, key in keys.items() if by_hand(cfg, key) and getattr(cfg, key) != -1}
@@ -135,17 +164,21 @@ def meshes(cfg: Any, hardware: Hardware) -> Iterator[dict[str, int]]:
         else [n for n in _powers(inside, limit) if _useful(cfg, axis, n, rows, hardware.devices)]
         for axis, limit in LARGEST.items()
     }
-    others = {axis: fixed.get(axis, 1) for axis in ("pipeline", "fsdp_transpose")}
+    choices["pipeline"] = [fixed["pipeline"]] if "pipeline" in fixed else [1, *(n for n in STAGES if inside % n == 0)]
     for combination in itertools.product(*choices.values()):
-        degrees = others | dict(zip(choices, combination, strict=True))
+        degrees = {"fsdp_transpose": fixed.get("fsdp_transpose", 1)} | dict(zip(choices, combination, strict=True))
         rest, odd = divmod(inside, math.prod(degrees.values()))
-        if odd or rest == 0:
+        if odd or rest == 0 or (_new_pipeline(degrees, fixed) and degrees["context"] > 1):
             continue
-        for data in [fixed["data"]] if "data" in fixed else _powers(rest, 8):
+        for data in [fixed["data"]] if "data" in fixed else [1] if _new_pipeline(degrees, fixed) else _powers(rest, 8):
             fsdp, odd = divmod(rest, data)
             if not odd and fixed.get("fsdp", fsdp) == fsdp:
                 found = degrees | {"data": data, "fsdp": fsdp}
-                yield {keys[axis]: found[axis] for axis in MESH_AXES} | _across(cfg, hardware)
+                yield {keys[axis]: found[axis] for axis in MESH_AXES}
+
+
+def _new_pipeline(degrees: Mapping[str, int], fixed: Mapping[str, int]) -> bool:
+    return degrees["pipeline"] > 1 and "pipeline" not in fixed
 
 
 def _useful(cfg: Any, axis: str, degree: int, rows: int, devices: int) -> bool:
@@ -155,12 +188,16 @@ def _useful(cfg: Any, axis: str, degree: int, rows: int, devices: int) -> bool:
     return axis != "context" or degree == 1 or (long and cfg.max_target_length // degree >= 2048)
 
 
-def _across(cfg: Any, hardware: Hardware) -> dict[str, int]:
-    """Slices hold copies: only gradients cross the network, unless set by hand."""
+def _across(cfg: Any, hardware: Hardware) -> list[dict[str, int]]:
+    """Slices hold copies, so that only gradients cross the network, or stages; unless set by hand."""
     keys = [f"dcn_{axis}_parallelism" for axis in MESH_AXES]
     if any(by_hand(cfg, key) for key in keys):
-        return {}
-    return dict.fromkeys(keys, 1) | {"dcn_data_parallelism": hardware.slices}
+        return [{}]
+    stages = _powers(hardware.slices, hardware.slices)
+    return [
+        dict.fromkeys(keys, 1) | {"dcn_data_parallelism": hardware.slices // n, "dcn_pipeline_parallelism": n}
+        for n in stages
+    ]
 
 
 def policies(cfg: Any, hardware: Hardware) -> list[tuple[str, dict[str, Any]]]:
@@ -168,10 +205,11 @@ def policies(cfg: Any, hardware: Hardware) -> list[tuple[str, dict[str, Any]]]:
     if by_hand(cfg, "remat_policy"):
         return [(cfg.remat_policy, {})]
     here = {"decoder_layer_input": "device"}
-    kept = [(name, here | {"remat_policy": name}) for name in POLICIES if name != OFFLOADED]
+    kept = [(name, here | {"remat_policy": name}) for name in KEPT]
     if hardware.platform == "cpu":  # host and device memory are the same there
         return [("none", here | {"remat_policy": "none"}), *kept]
-    return [*kept, (OFFLOADED, {"remat_policy": "custom", "decoder_layer_input": "offload"})]
+    host = [(name, here | {"remat_policy": name}) for name in ON_THE_HOST]
+    return [*kept, *host, (OFFLOADED, {"remat_policy": "custom", "decoder_layer_input": "offload"})]
 
 
 def _try_all(cfg: Any, hardware: Hardware, tree: blueprint.Blueprint) -> tuple[list[Tried], dict[str, str]]:
@@ -213,15 +251,24 @@ def _fewest(
             if last is None:
                 raise
             break
-        needs = memory.forecast(here, plan, hardware).total
+        needs = memory.forecast(here, plan, hardware)
         mesh = {axis: plan.mesh_shape[axis] for axis in MESH_AXES}
-        last = Tried(mesh, name, count, here._changes, needs, None)
-        if hardware.memory_bytes is None or needs <= ROOM * hardware.memory_bytes:
+        last = Tried(mesh, name, count, here._changes, needs.total, None)
+        if _has_room(needs, hardware):
             assert hardware.slice is not None
             time = timing.forecast(here, plan, hardware.slice, cost.load()).total
-            return Tried(mesh, name, count, here._changes, needs, time)
+            return Tried(mesh, name, count, here._changes, needs.total, time)
     assert last is not None
     return last
+
+
+def _has_room(needs: memory.Memory, hardware: Hardware) -> bool:
+    """On the device, and on its host for what is offloaded."""
+    chip = hardware.slice.chip if hardware.slice else None
+    host = needs.host * chip.chips_per_host * chip.devices_per_chip if chip else 0.0
+    if chip and chip.host_memory and host > HOST_ROOM * chip.host_memory:
+        return False
+    return hardware.memory_bytes is None or needs.total <= ROOM * hardware.memory_bytes
 
 
 def _lost(one: Tried, best: Tried, hardware: Hardware) -> str:
@@ -234,14 +281,18 @@ def _lost(one: Tried, best: Tried, hardware: Hardware) -> str:
 
 def _reasons(cfg: Any, best: Tried, tried: list[Tried], hardware: Hardware) -> dict[str, str]:
     """For each choice the best candidate that differs in it, and why it lost."""
-    found = {}
+    found = {"global_batch_size": f"{_rows(cfg, hardware)} rows a step, as configured"}
     for axis, degree in best.mesh.items():
         others = [one for one in tried if one.mesh[axis] != degree]
-        if others and not by_hand(cfg, f"ici_{axis}_parallelism"):
-            found[f"ici_{axis}_parallelism"] = f"{degree}: {_instead(others, best, hardware)}"
+        level = "dcn" if best.changes.get(f"dcn_{axis}_parallelism", 1) > 1 else "ici"
+        if others and not by_hand(cfg, f"{level}_{axis}_parallelism"):
+            found[f"{level}_{axis}_parallelism"] = f"{degree}: {_instead(others, best, hardware)}"
     same = [one for one in tried if one.mesh == best.mesh]
     if others := [one for one in same if one.policy != best.policy]:
         found["remat_policy"] = f"{best.policy}: {_instead(others, best, hardware)}"
+    others = [one for one in same if one.changes.get(PIECES_KEY) != best.changes.get(PIECES_KEY)]
+    if others and PIECES_KEY in best.changes:
+        found[PIECES_KEY] = f"{best.changes[PIECES_KEY]}: {_instead(others, best, hardware)}"
     if not by_hand(cfg, "gradient_accumulation_steps"):
         found["gradient_accumulation_steps"] = f"{best.microbatches}: the fewest that fit ({size(best.bytes)} a device)"
     return found

@@ -70,19 +70,30 @@ def _remat(cfg: Any) -> str:
 def _mesh(one: Forecast) -> str:
     plan, where = one.plan, one.hardware.slice
     placed = torus.place(where, plan.ici) if where else {}
-    rows = [("axis", "in a slice", "across", "neighbours", "splits")]
+    rows = [("axis", "in a slice", "across", "neighbours", "links at a device", "splits")]
     rows += [
         (
             axis,
             str(plan.ici[axis]),
             str(plan.dcn[axis]),
             torus.describe(where, placed[axis]) if where and axis in placed else "",
+            _rate(one, placed, axis),
             axis_meaning(axis),
         )
         for axis, degree in plan.mesh_shape.items()
         if degree > 1
     ]
     return table(rows) if len(rows) > 1 else "  one device"
+
+
+def _rate(one: Forecast, placed: torus.Placement, axis: str) -> str:
+    """Bytes a second that reach a device along an axis: inside a slice, and across slices."""
+    where, rates = one.hardware.slice, []
+    if where and axis in placed:
+        rates.append(torus.bandwidth(where, placed, [axis]))
+    if where and one.plan.dcn[axis] > 1:
+        rates.append(where.chip.network_bandwidth / where.chip.devices_per_chip)
+    return " and ".join(f"{rate / 1e9:.3g} GB/s" for rate in rates)
 
 
 def _shardings(one: Forecast) -> str:
@@ -101,9 +112,11 @@ def _shardings(one: Forecast) -> str:
 
 
 def _memory(one: Forecast) -> str:
-    rows = [
-        (name, size(count), "exact" if name in ("parameters", "optimizer") else "") for name, count in _by_class(one)
-    ]
+    rows = []
+    for name, count in _by_class(one):
+        rows.append((name, size(count), "exact" if name in ("parameters", "optimizer") else ""))
+        if name == "activations":
+            rows += [(f"  saved by {path}", size(kept), "") for path, kept in one.memory.saved_by_layer.items()]
     capacity = f"of {size(one.capacity)}" if one.capacity else ""
     rows.append(("total", size(one.memory.total), capacity))
     if one.memory.host:

@@ -8,6 +8,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from MaxText import compat
 from MaxText.errors import StorageError
 from MaxText.forecast.record import Forecast, as_dict
 from MaxText.forecast.text import duration, size
@@ -25,12 +26,12 @@ def at_start(one: Forecast, program: Any, path: Path) -> str:
     if found is None:
         _write(path, values)
         return "compiled"
-    arguments, temporary = found.argument_size_in_bytes, found.temp_size_in_bytes
-    _write(path, values | {"compiled": {"argument_bytes": arguments, "temporary_bytes": temporary}})
+    arguments, total = found.argument_size_in_bytes, compat.allocated_bytes(found)
+    _write(path, values | {"compiled": {"argument_bytes": arguments, "total_bytes": total}})
     planned = one.memory.total - one.plan.state_bytes - one.memory.batch
     return (
-        f"compiled: arguments {size(arguments)} (planned state {size(one.plan.state_bytes)}), temporary "
-        f"{size(temporary)} (planned {size(planned)}) per device"
+        f"compiled: arguments {size(arguments)} (planned state {size(one.plan.state_bytes)}), all else "
+        f"{size(total - arguments)} (planned {size(planned)}) per device"
     )
 
 

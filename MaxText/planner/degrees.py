@@ -7,7 +7,7 @@ from typing import Any
 
 from MaxText.errors import PlanError
 from MaxText.hardware import Hardware
-from MaxText.planner.rules import MESH_AXES
+from MaxText.planner.rules import MESH_AXES, legal
 
 
 def _degrees(cfg: Any, level: str) -> dict[str, int]:
@@ -32,7 +32,8 @@ def _filled(degrees: dict[str, int], total: int, level: str, what: str) -> dict[
     if free or fixed != total:
         raise PlanError(
             f"{shown}: the product of the fixed degrees is {fixed}, but there are {total} {what}. "
-            f"{'It must divide' if free else 'It must equal'} {total}: change a degree, or set one to -1 to fill up"
+            f"{'It must divide' if free else 'It must equal'} {total}, whose divisors are {legal(total)}: change a "
+            "degree, or set one to -1 to fill up"
             + (", or num_cpu_devices to simulate more devices on a CPU." if what.startswith("cpu") else "."),
             id="plan.mesh",
         )

@@ -10,13 +10,9 @@ from typing import Any
 
 from MaxText import blueprint, pipeline
 from MaxText.layout import Layout
-from MaxText.planner.rules import LEGAL_AXES
+from MaxText.planner.rules import LEGAL_AXES, legal
 
 Sizes = Mapping[str, int]  # of every mesh axis
-
-
-def legal(size: int, limit: int = 4096) -> str:
-    return ", ".join(str(n) for n in range(1, min(size, limit) + 1) if size % n == 0)
 
 
 def indivisible(cfg: Any, tree: blueprint.Blueprint, layout: Layout) -> list[str]:

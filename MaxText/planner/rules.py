@@ -91,6 +91,11 @@ def _near(word: str, known: Iterable[str]) -> str:
     return f" (did you mean {near[0]}?)" if near else ""
 
 
+def legal(size: int, limit: int = 4096) -> str:
+    """The degrees that divide a size, as a list in words."""
+    return ", ".join(str(n) for n in range(1, min(size, limit) + 1) if size % n == 0)
+
+
 def make_layout(mesh_shape: Mapping[str, int], rules: Sequence[str] = (), stages_own: bool = False) -> Layout:
     """The table, with the user's `rules` in it, on a mesh of this shape; `stages_own`: each stage of the pipeline
     stores its own layers."""
