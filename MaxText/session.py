@@ -62,7 +62,7 @@ class Session:
 
     @functools.cached_property
     def token_bytes(self) -> np.ndarray:
-        """Bytes of text that each id of the model stands for, [vocab_size]; 0 beyond the tokenizer, and of random ids."""
+        """Bytes of text that an id of the model stands for, [vocab_size]; 0 beyond the tokenizer and of random ids."""
         table = np.zeros(self.cfg.vocab_size, np.int32)
         if self.cfg.dataset_type != "synthetic":
             known = self.tokenizer.token_bytes
