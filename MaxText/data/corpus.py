@@ -97,8 +97,8 @@ class Chain:
         return out
 
 
-def tokenize(unit: Unit, words: Words) -> Part:
-    """The documents of `unit` as ids.
+def tokenize(unit: Unit, words: Words, enough: int = 0) -> Part:
+    """The documents of `unit` as ids; with enough=n only the first ones, until they give n pairs.
 
     Raises DataError for a damaged file, an id beyond the model's vocabulary and, if words.refuse, a bad document.
     """
@@ -109,7 +109,7 @@ def tokenize(unit: Unit, words: Words) -> Part:
     sizes: list[int] = []
     dropped: Counter[str] = Counter()
     bad: list[tuple[int, Fault]] = []
-    seen = 0
+    seen = pairs = 0
     for seen, item in enumerate(units.read(unit), 1):
         if item.content is None and item.fault is None:
             continue
@@ -124,6 +124,9 @@ def tokenize(unit: Unit, words: Words) -> Part:
             ids.append(found)
             records.append(seen - 1)
             sizes.append(len(item.content) if isinstance(item.content, bytes) else 0)
+            pairs += len(found) - 1
+            if enough and pairs >= enough:
+                break
     if bad and words.refuse:
         raise _refusal(unit, bad)
     return Part(*join(ids, words.dtype), _int64(records), _int64(sizes), seen, dict(dropped), bad)

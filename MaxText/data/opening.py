@@ -41,7 +41,9 @@ def open_split(cfg: Config, tokenizer: Tokenizer, split: Split, global_batch: in
         return prepared.open_split(cfg, tokenizer, split, global_batch)
     found = sources_of(cfg, split)
     words = words_of(cfg, tokenizer)
-    corpora = [read(source, words, cfg.held_out_every, split) for source in found]
+    streamed = split == "eval" and cfg.hf_streaming  # not read further than it is evaluated on
+    enough = max(cfg.eval_steps, 0) * global_batch * cfg.max_target_length if streamed else 0
+    corpora = [read(source, words, cfg.held_out_every, split, enough) for source in found]
     weights = [source.weight for source in found]
     dropped: Counter[str] = Counter()
     for one in corpora:
@@ -90,9 +92,9 @@ def words_of(cfg: Config, tokenizer: Tokenizer) -> Words:
     return Words(tokenizer, cfg.vocab_size, cfg.add_bos, cfg.add_eos, refuse=cfg.bad_documents == "refuse")
 
 
-def read(source: Source, words: Words, held_out_every: int, split: Split) -> Corpus:
-    """All documents of a source that belong to `split`, tokenized here and now."""
-    parts = ((unit, corpus.tokenize(unit, words)) for unit in source.units)
+def read(source: Source, words: Words, held_out_every: int, split: Split, enough: int = 0) -> Corpus:
+    """All documents of a source that belong to `split`, tokenized here and now; see `corpus.tokenize` for `enough`."""
+    parts = ((unit, corpus.tokenize(unit, words, enough)) for unit in source.units)
     return corpus.build(parts, words.dtype, held_out_every, held_out=split == "eval" and held_out_every > 0)
 
 

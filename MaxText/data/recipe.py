@@ -160,13 +160,14 @@ def _hf(cfg: Config, split: Split) -> list[Source]:
 
     streamed = {"streaming": True} if cfg.hf_streaming else {}
     how, name = hf_arguments(cfg, split, **streamed), f"{cfg.hf_path}/{hf_split(cfg, split)}"
+    if cfg.hf_streaming:
+        whole = Unit("hf", name, how, 0, 0, **column(cfg, split))
+        return [Source(cfg.hf_path, tuple(units.split(whole)), 0, lambda: [name, "streamed"])]
     table = hub.load(how)
     size = int(getattr(table, "dataset_size", 0) or 0)
     whole = Unit("hf", name, how, 0, 0, size=size, **column(cfg, split))
 
     def identity() -> list[str]:
-        if cfg.hf_streaming:
-            return [name, "streamed"]
         files = [File(f["filename"], f["filename"], 1, f["filename"]) for f in table.cache_files]
         return [f"{name} {len(table)} records", *(f"arrow {sources.digest(f)}" for f in files)]
 

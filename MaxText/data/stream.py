@@ -330,7 +330,7 @@ def open_stream(cfg: Config, tokenizer: Tokenizer, global_batch: int) -> StreamD
     how = recipe.hf_arguments(cfg, "train", streaming=True)
     unit = Unit("hf", f"{cfg.hf_path}/{cfg.train_split}", how, 0, 1 << 62, **recipe.column(cfg, "train"))
     epochs = None if cfg.num_epoch < 0 else cfg.num_epoch
-    reader = Reader(hub.load(how), unit, words, cfg.max_target_length, epochs)
+    reader = Reader(hub.stream(how), unit, words, cfg.max_target_length, epochs)
     fingerprint = opening.fingerprint_of(cfg, "train", global_batch) | {
         "stream": [STREAM_VERSION, *_identity(cfg, how)],
         "tokenizer": tokenizer.fingerprint,

@@ -11,7 +11,6 @@ import pytest
 
 from MaxText import data, tokenizer
 from MaxText.data import prepare
-from MaxText.data.formats import hub
 from MaxText.data.stream import Reader, StreamDataset
 
 from .files import write, write_tfds
@@ -40,7 +39,6 @@ class Kinds:
         if kind in ("stream", "stream_shuffled"):
             reader = Reader(Listed([{"text": t} for t in TEXTS]), UNIT, WORDS, LENGTH, None)
             return StreamDataset("test", LENGTH, batch, {}, reader, seed=1, shuffle=kind != "stream")
-        hub.load.cache_clear()
         cfg = make_config(**{"num_epoch": -1, "max_target_length": LENGTH} | self.keys(kind) | more)
         return data.open_train(cfg, tokenizer.make(cfg), batch)
 

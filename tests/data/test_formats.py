@@ -9,7 +9,7 @@ import pytest
 from MaxText import tokenizer
 from MaxText.data import corpus, open_split, units
 from MaxText.data.corpus import Words
-from MaxText.data.formats import example, jsonl, records
+from MaxText.data.formats import example, hub, jsonl, records
 from MaxText.data.units import Unit
 from MaxText.errors import DataError
 
@@ -25,6 +25,7 @@ WORDS = Words(tokenizer.ByteTokenizer(), 288, add_bos=True, add_eos=True)
 @pytest.fixture(autouse=True)
 def folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    hub.load.cache_clear()  # its keys are paths
 
 
 def write(name, texts=TEXTS):
@@ -309,11 +310,24 @@ def test_hugging_face_files_and_saved_folders():
 
 
 @pytest.mark.filterwarnings("ignore")
+def test_a_streamed_evaluation_reads_no_more_than_it_needs():
+    pytest.importorskip("datasets")
+    write("a.jsonl", [f"document {i} of some length" for i in range(400)])
+    keys = {"dataset_type": "hf", "hf_path": "json", "hf_train_files": ["a.jsonl"], "hf_eval_split": "train"}
+    words = tokenizer.ByteTokenizer()
+    whole = open_split(make_config(**keys), words, "eval", 4)
+    assert whole.documents == 400
+    few = open_split(make_config(**keys, hf_streaming=True, eval_steps=3), words, "eval", 4)
+    assert 0 < few.documents < 20
+    assert all(np.array_equal(few.batch(s)[k], whole.batch(s)[k]) for s in range(3) for k in whole.batch(s))
+    assert open_split(make_config(**keys, hf_streaming=True, eval_steps=-1), words, "eval", 4).documents == 400
+
+
+@pytest.mark.filterwarnings("ignore")
 def test_the_identity_of_a_streamed_data_set_is_that_of_its_files(tmp_path, monkeypatch):
     """On the hub the names of files hold their version; here their paths stand for that."""
     pytest.importorskip("datasets")
     from MaxText.data import open_train
-    from MaxText.data.formats import hub
 
     for name in ("a.jsonl", "b.jsonl"):
         write(name, KEPT)

@@ -225,7 +225,6 @@ def test_a_source_that_fails_in_the_middle_is_gone_on_with():
 def test_hugging_face_streams(tmp_path, monkeypatch):
     pytest.importorskip("datasets")
     from MaxText.data import open_train
-    from MaxText.data.formats import hub
 
     from .helpers import make_config
 
@@ -235,7 +234,6 @@ def test_hugging_face_streams(tmp_path, monkeypatch):
     cfg = make_config(dataset_type="hf", hf_path="json", hf_train_files=files, hf_streaming=True, num_epoch=2)
 
     def fresh():
-        hub.load.cache_clear()
         return open_train(cfg, tokenizer.make(cfg), 4)
 
     whole = fresh()

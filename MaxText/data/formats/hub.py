@@ -18,19 +18,31 @@ UNIT_RECORDS = 8192
 
 
 def split(unit: Unit) -> list[Unit]:
-    table = load(unit.path)
-    if not hasattr(table, "__len__"):  # streamed
+    if _streamed(unit):
         return [replace(unit, start=0, stop=sys.maxsize)]
+    table = load(unit.path)
     edges = [*range(0, len(table), UNIT_RECORDS), len(table)]
     size = unit.size * UNIT_RECORDS // max(len(table), UNIT_RECORDS)
     return [replace(unit, start=a, stop=b, size=size) for a, b in zip(edges, edges[1:], strict=False)]
 
 
 def read(unit: Unit) -> Iterator[Item]:
-    table = load(unit.path)
-    records = (table[i] for i in range(unit.start, unit.stop)) if hasattr(table, "__len__") else iter(table)
+    if _streamed(unit):
+        records = iter(stream(unit.path))
+    else:
+        table = load(unit.path)
+        records = (table[i] for i in range(unit.start, unit.stop))
     for i, record in enumerate(records, unit.start):
         yield field(unit, record, first=i == 0)
+
+
+def _streamed(unit: Unit) -> bool:
+    return bool(json.loads(unit.path).get("streaming"))
+
+
+def stream(how: str) -> Any:
+    """The data set that `how` describes, at its beginning. It remembers where it is, so each reader has its own."""
+    return load.__wrapped__(how)
 
 
 @lru_cache(maxsize=4)
