@@ -211,16 +211,17 @@ def _gradients(cfg: Any, plan: Plan, stacks: blueprint.Blueprint) -> float:
 
 
 def _casts(cfg: Any, plan: Plan, everything: Sequence[Layers]) -> float:
-    """The weights of looped layers once more, in the type of computation; in a pipeline that no stage owns also as they
-    are stored, on their stages."""
+    """The weights of looped layers once more, in the type of computation, in which they also pass the door of a
+    pipeline that no stage owns."""
     if not cfg.scan_layers:
         return 0.0
     again = 0.0
     for one in everything:
         share = one.times / one.count if not one.staged else 1.0
         stored = share * per_device(one.tree, plan.layout, cfg.weight_dtype)
-        again += stored * BYTES[cfg.dtype] / BYTES[cfg.weight_dtype] if cfg.dtype != cfg.weight_dtype else 0.0
-        again += stored if one.staged and plan.pipeline and not plan.pipeline.owned else 0.0
+        moved = one.staged and plan.pipeline is not None and not plan.pipeline.owned
+        if moved or cfg.dtype != cfg.weight_dtype:
+            again += stored * BYTES[cfg.dtype] / BYTES[cfg.weight_dtype]
     return again
 
 
