@@ -201,7 +201,7 @@ def test_a_pipeline_costs_its_bubble_its_hand_over_and_its_turns():
     # Every iteration keeps the input of each layer that lies on a stage.
     kept = one.memory.saved_by_layer["decoder/layers/0"]
     assert kept == schedule.iterations * schedule.depth * rows * 4096 * 4096 * 2
-    assert owned.memory.casts == pytest.approx(one.memory.casts)
+    assert owned.memory.casts == pytest.approx(one.memory.casts, rel=1e-2)
 
 
 def test_a_plan_says_what_an_axis_has_and_what_layers_save(deepseek):
