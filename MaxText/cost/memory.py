@@ -23,7 +23,7 @@ from MaxText.cost.sizes import BYTES, Layers, Sizes, layers, per_device, sizes, 
 from MaxText.cost.work import expert_rows, redone
 from MaxText.hardware import Hardware
 from MaxText.layout import Layout
-from MaxText.planner import Plan
+from MaxText.planner import Plan, capacity
 
 STREAMS = 3  # arrays [rows, tokens, width] of a layer's backward pass beside those with names
 ERROR = 0.15  # of this model, against the TPU compiler, 95 of 100 times: nothing is refused within it
@@ -145,7 +145,8 @@ def in_use(tree: blueprint.Blueprint, count: int, layout: Layout) -> dict[str, f
 def forecast(cfg: Any, plan: Plan, hardware: Hardware) -> Memory:
     """Bytes by class, at the moment that needs most."""
     everything, tree = layers(cfg, plan), plan.tree
-    shown = {one.path: flash(cfg, hardware.platform, one.spec) for one in everything}
+    blocks = plan.layout.ways("activation_length") > 1 and cfg.context_parallel_strategy != "ulysses"
+    shown = {one.path: blocks or flash(cfg, hardware.platform, one.spec) for one in everything}
     kept = [(one, saved(cfg, one, shown[one.path])) for one in everything]
     by_layer: dict[str, float] = {}
     for one, (device, _) in kept:
@@ -250,10 +251,15 @@ def _again(cfg: Any, names: Mapping[str, float]) -> float:
 
 
 def _experts(cfg: Any, one: Layers) -> float:
-    """Rows of the experts: as many arrays of their width as of a dense feed-forward, and one as wide as the stream."""
-    rows = one.size.itemsize * expert_rows(cfg, one.size)
-    arrays = len(cfg.mlp_activations) + 1
-    return rows * (cfg.emb_dim + arrays * cfg.moe_mlp_dim / used(one.layout, "moe_mlp"))
+    """Rows of the experts: as many arrays of their width as of a dense feed-forward, and one as wide as the stream;
+    where shards exchange them, of the whole buffer, and five: sent, received, sorted, and on the way back."""
+    shards, rows, streams = one.layout.ways("experts"), expert_rows(cfg, one.size), 1
+    if shards > 1:
+        length = one.size.tokens / one.size.rows
+        tokens = capacity.Tokens(round(one.size.rows), round(length), one.size.length)
+        rows, streams = capacity.limits(cfg, tokens, shards).buffer, 5
+    width = (len(cfg.mlp_activations) + 1) * cfg.moe_mlp_dim / used(one.layout, "moe_mlp")
+    return one.size.itemsize * rows * (streams * cfg.emb_dim + width)
 
 
 def _layer(cfg: Any, one: Layers, flashes: bool, hardware: Hardware) -> float:
@@ -271,7 +277,7 @@ def _layer(cfg: Any, one: Layers, flashes: bool, hardware: Hardware) -> float:
     first = (4 + short) * written + whole + sum(gathered) - _beside([short * written, *gathered], near)
     first += _again(cfg, around) - sum(around.values())
     copies = 3 if one.spec.query_heads > one.spec.kv_heads else 2  # once more regrouped, where heads share keys
-    then = (4 + copies * short) * written + attention - _beside([short * written], near) + _again(cfg, around)
+    then = (4 + copies * short) * written + attention - _beside([short * written] * copies, near) + _again(cfg, around)
     then += wide if _waits(hardware) else 0.0
     return STREAMS * one.size.itemsize * one.size.tokens * cfg.emb_dim + max(first + wide, then)
 
