@@ -144,7 +144,7 @@ class Loop:
                 self.state.params,
                 session.eval_share,
                 session.put_eval,
-                session.tokenizer.token_bytes,
+                session.token_bytes,
                 cfg.eval_steps if cfg.eval_steps > 0 else session.evaluation.batches or 0,
                 stop=lambda: self.records.stop_requested() is not None,
                 counted=session.eval_share.part.counted,

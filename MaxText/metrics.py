@@ -7,6 +7,7 @@ import io
 import json
 import math
 import os
+import stat
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Self, TextIO
@@ -119,10 +120,11 @@ class Writer:
         return dropped[0]
 
     def sync(self) -> None:
-        """Return once everything written is on the disk itself (power may fail)."""
+        """Return once everything written is on the disk itself (power may fail). Pipes and /dev/null have none."""
         for path, file in zip(self._paths, self._files, strict=True):
             with _storage(path):
-                os.fsync(file.fileno())
+                if stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                    os.fsync(file.fileno())
 
     def close(self) -> None:
         """Close the files; safe to call again."""

@@ -28,7 +28,28 @@ def check_continues(made: Session, meta: dict[str, Any], done: int) -> list[str]
     What the arrays look like is compared by the store itself, leaf by leaf, when it restores.
     """
     _same_data(made, meta["data"])
-    return data.notes(meta["data"], made.train.fingerprint) + _schedule_notes(made.cfg, meta["config"], done)
+    now = held_out(made)
+    return (
+        data.notes(meta["data"], made.train.fingerprint)
+        + _held_out_notes(meta.get("held_out", now), now)
+        + _schedule_notes(made.cfg, meta["config"], done)
+    )
+
+
+def held_out(made: Session) -> dict[str, Any] | None:
+    """What the held-out loss is measured on: it changes no step, but a curve of two sets is none."""
+    if made.evaluation is None:
+        return None
+    found = dict(made.evaluation.fingerprint)
+    batch, steps = found.pop("global_batch"), made.cfg.eval_steps  # all of the set is all, in any batches
+    return found | ({"rows": batch * steps} if steps > 0 else {})
+
+
+def _held_out_notes(before: dict[str, Any] | None, now: dict[str, Any] | None) -> list[str]:
+    if not before or not now:
+        return []
+    lines = data.differences(before, now)
+    return [f"warning: the held-out loss is measured on another set from here on: {'; '.join(lines)}"] if lines else []
 
 
 def changes(made: Session, meta: dict[str, Any], done: int) -> list[str]:

@@ -60,6 +60,15 @@ class Session:
         """This process's rows of the evaluation data."""
         return self._share(self.evaluation, 1) if self.evaluation else None
 
+    @functools.cached_property
+    def token_bytes(self) -> np.ndarray:
+        """Bytes of text that an id of the model stands for, [vocab_size]; 0 beyond the tokenizer and of random ids."""
+        table = np.zeros(self.cfg.vocab_size, np.int32)
+        if self.cfg.dataset_type != "synthetic":
+            known = self.tokenizer.token_bytes
+            table[: len(known)] = known
+        return table
+
     def _share(self, dataset: data.Train, microbatches: int) -> Share:
         return Share(dataset, _part(self.mesh, self.plan, microbatches, dataset.global_batch, dataset.length))
 

@@ -24,7 +24,7 @@ from MaxText.generate import generate
 from MaxText.loop import Loop
 from MaxText.processes import Alone, Group
 from MaxText.records import Records
-from MaxText.resume import changes, check_continues
+from MaxText.resume import changes, check_continues, held_out
 from MaxText.session import Session
 from MaxText.state import TrainState
 
@@ -119,6 +119,7 @@ def _meta(made: Session) -> dict[str, Any]:
     return {
         "config": made.cfg.as_dict(),
         "data": made.train.fingerprint,
+        "held_out": held_out(made),
         "parameters": plan.parameters,
         "plan": cut | {"processes": jax.process_count(), "hardware": made.hardware.kind},
     }

@@ -338,9 +338,8 @@ def main(arguments: list[str]) -> int:
         int(values.get(key, default)) for key, default in (("rounds", 20), ("several", 4), ("seed", 0))
     )
     began = time.monotonic()
-    storms = {"One process": (storm(rounds, seed), rounds)}
-    if several:
-        storms["Two processes"] = (storm(several, seed, 2), several)
+    two = {"Two processes": (storm(several, seed, 2), several)} if several else {}
+    storms = {"One process": (storm(rounds, seed), rounds)} | two
     seconds = time.monotonic() - began
     if "out" in values:
         how = f"rounds={rounds} several={several} seed={seed} out={values['out']}"

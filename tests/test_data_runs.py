@@ -89,6 +89,13 @@ def test_killed_again_and_again(kinds, tmp_path, clean_environ, kind):
     assert losses(tmp_path / "cut") == losses(tmp_path / "whole")
 
 
+def test_random_ids_of_which_the_tokenizer_has_fewer(tmp_path):
+    """From the first step to the held-out loss and the sample; such ids are no bytes of a text."""
+    assert run(tmp_path, dataset_type="synthetic", steps=2, eval_steps=1, sample_length=3) == 0
+    (held_out,) = [record for record in records(tmp_path) if "eval_loss" in record]
+    assert 5 < held_out["eval_loss"] < 7 and "eval_loss_per_byte" not in held_out
+
+
 # --- other numbers of processes and devices
 
 

@@ -68,6 +68,12 @@ def test_every_line_is_in_the_file_at_once(tmp_path):
     assert (tmp_path / "other" / "copy.jsonl").read_bytes() == (tmp_path / "run" / "m.jsonl").read_bytes()
 
 
+def test_what_is_no_file_has_nothing_to_send_to_the_disk():
+    with metrics.Writer(Path(os.devnull)) as writer:
+        writer.write({"step": 0})
+        writer.sync()
+
+
 def test_same_file_given_twice_is_written_once(tmp_path):
     path = tmp_path / "m.jsonl"
     with metrics.Writer(path, also=path) as writer:

@@ -143,6 +143,20 @@ def test_a_changed_schedule_is_announced(halfway, capsys):
 @pytest.mark.parametrize(
     ("change", "named"),
     [
+        ({"eval_files": ["builtin:austen/sensesensibility.txt"]}, "persuasion.txt"),
+        ({"eval_per_device_batch_size": 1.0}, "rows: 32 in the checkpoint, 16 now"),
+        ({}, ""),
+    ],
+)
+def test_another_held_out_set_is_announced(halfway, capsys, change, named):
+    assert run(halfway, **WHOLE, **change) == 0
+    said = capsys.readouterr().out
+    assert ("measured on another set from here on" in said) == bool(change) and named in said
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
         ({"data_shuffle_seed": 1}, "seed"),
         ({"max_target_length": 32}, "length"),
         ({"global_batch_size": 32}, "batch"),

@@ -116,7 +116,7 @@ def test_interrupted_while_tokenizing(files, after, monkeypatch):
         prepared.manifest("rows")
     assert caught.value.id == "data.not-prepared"
     again = []
-    monkeypatch.setattr(prepare.corpus, "tokenize", lambda unit, words: again.append(unit) or tokenize(unit, words))
+    monkeypatch.setattr(prepare.corpus, "tokenize", lambda unit, *how: again.append(unit) or tokenize(unit, *how))
     make(keys_of(files))
     assert not set(made) & set(again)  # what was done is not done again
     a, b = pair(keys_of(files))
