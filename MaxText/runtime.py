@@ -25,6 +25,7 @@ from MaxText.errors import PlanError
 if TYPE_CHECKING:
     from MaxText.processes import Several
 
+MOST_CPU_DEVICES = 1024  # each has a thread pool and memory of its own: 25 s to start so many, and 8,192 crash
 _IMPORTED = time.monotonic()
 _DEGREES = tuple(
     f"{link}_{axis}_parallelism"
@@ -147,8 +148,14 @@ def _cpu_devices(cfg: RuntimeConfig, environ: Mapping[str, str], processes: int)
 def _dealt(cfg: RuntimeConfig, processes: int) -> int:
     """The devices of one process where the configuration says how many there are in all."""
     total = cfg.num_cpu_devices or max(mesh_product(cfg), processes)
+    what = "num_cpu_devices" if cfg.num_cpu_devices else "the product of the mesh degrees"
+    if total > MOST_CPU_DEVICES:
+        raise PlanError(
+            f"{what} is {total:,}; at most {MOST_CPU_DEVICES:,} virtual devices start on a CPU. For a plan of a larger "
+            "mesh name the slice, such as hardware=v5p-4096 with plan_only=true: no device starts then.",
+            id="plan.cpu-devices",
+        )
     if total % processes:
-        what = "num_cpu_devices" if cfg.num_cpu_devices else "the product of the mesh degrees"
         raise PlanError(
             f"{what} is {total}, which {processes} processes cannot share equally. "
             f"Set num_cpu_devices to a multiple of {processes}, or use another number of processes.",

@@ -80,10 +80,11 @@ def test_without_the_compiler_the_verb_says_how_to_install_it(capsys):
 
 @pytest.mark.slow
 @pytest.mark.skipif(not HAS_LIBTPU, reason="needs libtpu")
-@pytest.mark.parametrize("hardware", ["v5e-4", "2xv5e-4"])
+@pytest.mark.parametrize("hardware", ["v5e-4", "tpu7x-8", "2xv6e-8"])
 def test_the_tpu_compiler_agrees_on_the_state_to_the_byte(hardware, tmp_path):
-    file = tmp_path / "plan.json"
-    keys = [f"hardware={hardware}", "compile=true", f"json={file}", "remat_policy=full", "scan_layers=true"]
+    file, program = tmp_path / "plan.json", tmp_path / "step.bin"
+    keys = [f"hardware={hardware}", "compile=true", f"json={file}", f"compiled={program}"]
+    keys += ["remat_policy=full", "scan_layers=true", "dtype=bfloat16", "base_num_decoder_layers=2"]
     done = subprocess.run(
         [sys.executable, "-m", "MaxText", "plan", "configs/base.yml", *keys],
         cwd=ROOT,
@@ -99,3 +100,7 @@ def test_the_tpu_compiler_agrees_on_the_state_to_the_byte(hardware, tmp_path):
     assert abs(compiled["argument_bytes"] - wanted) < 4096
     kinds = {(one["kind"], one["depth"]) for one in compiled["collectives"]}
     assert ("all-gather", 1) in kinds
+    across = [one for one in compiled["collectives"] if one["axes"] == "across slices"]
+    assert bool(across) == hardware.startswith("2x"), across
+    assert program.stat().st_size > 10_000 and "stored in" in done.stdout and "collective" in done.stdout
+    assert compiled["total_bytes"] == compiled["argument_bytes"] + compiled["packed_bytes"]

@@ -201,7 +201,7 @@ def test_a_pipeline_costs_its_bubble_its_hand_over_and_its_turns():
     # Every iteration keeps the input of each layer that lies on a stage.
     kept = one.memory.saved_by_layer["decoder/layers/0"]
     assert kept == schedule.iterations * schedule.depth * rows * 4096 * 4096 * 2
-    assert owned.memory.casts < one.memory.casts
+    assert owned.memory.casts == pytest.approx(one.memory.casts, rel=1e-2)
 
 
 def test_a_plan_says_what_an_axis_has_and_what_layers_save(deepseek):
@@ -245,10 +245,10 @@ def test_memory_beside_what_the_tpu_compiler_said(capsys):
 
 
 def test_published_runs_fit():
-    """Every one: they ran. Two have more than a chip by the estimate, and not by the least that would do."""
+    """Every one: they ran. One has more than a chip by the estimate, and not by the least that would do."""
     found = {row.id: forecast.of_plan(row.cfg, row.hardware, row.plan) for row in published.rows()}
     assert [id for id, one in found.items() if not one.fits] == []
-    assert {id for id, one in found.items() if one.memory.total > 1.15 * one.capacity} == {"I01", "T07"}
+    assert {id for id, one in found.items() if one.memory.total > 1.15 * one.capacity} == {"T07"}
 
 
 def test_published_times_are_met():

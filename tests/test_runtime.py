@@ -76,6 +76,12 @@ def test_devices_that_cannot_be_dealt_equally():
     assert "XLA_FLAGS" not in runtime.environment(make(), {}, accelerator=None, processes=4)
 
 
+@pytest.mark.parametrize("keys", [{"num_cpu_devices": 1025}, {"ici_fsdp_parallelism": 100_000}])
+def test_more_devices_than_a_cpu_can_play_are_refused(keys):
+    with pytest.raises(PlanError, match="1,024"):
+        settings(**keys)
+
+
 @pytest.mark.parametrize(("devices", "threads"), [(2, 32), (8, 32), (16, 64)])
 def test_thread_pool_outgrows_the_devices(devices, threads):
     assert settings(num_cpu_devices=devices)["NPROC"] == str(threads)

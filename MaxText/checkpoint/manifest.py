@@ -11,13 +11,13 @@ from __future__ import annotations
 import json
 import math
 import os
-import zlib
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from MaxText import faults
+from MaxText.checkpoint import crc as crc32
 from MaxText.checkpoint.tree import Leaf, folder_name
 from MaxText.errors import StorageError
 
@@ -70,7 +70,7 @@ class Invalid(Exception):
 
 def crc(data: Any) -> str:
     """Return the CRC-32 of a contiguous buffer."""
-    return f"{zlib.crc32(data):08x}"
+    return crc32.text(crc32.update(data))
 
 
 def _checksum(content: Mapping[str, Any]) -> str:
@@ -138,11 +138,11 @@ def fingerprint(path: Path, *, sync: bool = False) -> File:
     with open(path, "rb", buffering=0) as file:
         block = memoryview(bytearray(_BLOCK))
         while count := file.readinto(block):
-            value = zlib.crc32(block[:count], value)
+            value = crc32.update(block[:count], value)
             size += count
         if sync:
             os.fsync(file.fileno())
-    return File(size, f"{value:08x}")
+    return File(size, crc32.text(value))
 
 
 def differences(folder: Path, manifest: Manifest, *, contents_up_to: float = math.inf) -> list[str]:

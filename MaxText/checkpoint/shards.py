@@ -11,7 +11,6 @@ import itertools
 import json
 import math
 import os
-import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from MaxText.checkpoint import arrays, manifest
+from MaxText.checkpoint import arrays, crc, manifest
 from MaxText.checkpoint.manifest import File
 from MaxText.checkpoint.tree import Leaf, folder_name, numpy_dtype
 
@@ -140,11 +139,11 @@ class Files:
         if (saved := self.saved.get(path)) is None:
             raise Damaged(path, "it is not in the manifest")
         try:
-            data, crc = _load(self.state / path, saved.size, self.verify)
+            data, found = _load(self.state / path, saved.size, self.verify)
         except OSError as error:
             raise Damaged(path, str(error.strerror or error)) from error
-        if crc not in (None, saved.crc):
-            raise Damaged(path, f"its bytes have changed (CRC {crc}, saved {saved.crc})")
+        if found not in (None, saved.crc):
+            raise Damaged(path, f"its bytes have changed (CRC {found}, saved {saved.crc})")
         return data
 
 
@@ -158,9 +157,9 @@ def _load(path: Path, size: int, verify: bool) -> tuple[np.ndarray, str | None]:
             if not count:
                 raise OSError(errno.EIO, f"{size - len(rest)} bytes, {size} were saved")
             if verify:
-                value = zlib.crc32(rest[:count], value)
+                value = crc.update(rest[:count], value)
             rest = rest[count:]
-    return data, f"{value:08x}" if verify else None
+    return data, crc.text(value) if verify else None
 
 
 class Pieces:

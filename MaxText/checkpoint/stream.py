@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import math
 import shutil
-import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -14,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from MaxText.checkpoint import arrays, disk, manifest, shards, tree
+from MaxText.checkpoint import arrays, crc, disk, manifest, shards, tree
 from MaxText.checkpoint.manifest import Manifest
 from MaxText.checkpoint.store import Store
 from MaxText.checkpoint.tree import numpy_dtype as numpy_dtype
@@ -60,14 +59,14 @@ def _write(state: Path, name: str, stream: Stream) -> tree.Leaf:
     """Replace the scalar of that name by the stream, in one chunk without compression, as the store writes."""
     folder = state / tree.folder_name(name)
     shards.reshape(folder, stream.shape, stream.shape)
-    crc = size = 0
+    value = size = 0
     with open(folder / _chunk(stream.shape), "wb") as file:
         for piece in stream.pieces:
             data = np.ascontiguousarray(piece, stream.dtype).reshape(-1).view(np.uint8).data
-            crc, size = zlib.crc32(data, crc), size + len(data)
+            value, size = crc.update(data, value), size + len(data)
             file.write(data)
     assert size == math.prod(stream.shape) * stream.dtype.itemsize, f"{name}: {size} bytes for {stream.shape}"
-    return tree.Leaf(stream.shape, stream.dtype.name, f"{crc:08x}")
+    return tree.Leaf(stream.shape, stream.dtype.name, crc.text(value))
 
 
 def _chunk(shape: tuple[int, ...]) -> str:

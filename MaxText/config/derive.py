@@ -23,7 +23,6 @@ def complete(values: Mapping[str, Any]) -> tuple[dict[str, Any], Sources]:
 
     fill("steps", -1, "learning_rate_schedule_steps")
     fill("learning_rate_schedule_steps", -1, "steps")
-    fill("eval_per_device_batch_size", 0.0, "per_device_batch_size")
     fill("mu_dtype", "", "weight_dtype")
     done |= scaled(values)
     if values["scan_layers"] is None:  # unrolled steps are faster, and few layers compile as fast (docs/log.md)

@@ -286,7 +286,7 @@ class Batch(Group):
     title = "batch"
     per_device_batch_size: Positive = key(16.0, "rows per device and microbatch; may be a fraction")
     global_batch_size: Count = key(0, "rows of one optimizer step on all devices; 0 = from per_device_batch_size")
-    eval_per_device_batch_size: NonNegative = key(0.0, "the same for evaluation; 0 = per_device_batch_size")
+    eval_per_device_batch_size: NonNegative = key(0.0, "the same for evaluation; 0 = the rows of a training microbatch")
     gradient_accumulation_steps: Size = key(1, "microbatches of one optimizer step")
     max_target_length: int = key(128, "tokens of one row", ge=2)
 

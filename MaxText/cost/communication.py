@@ -147,8 +147,9 @@ def of_pipeline(cfg: Any, plan: Plan, one: Sequence[Layers], size: Sizes) -> lis
     ]
     if not schedule.owned:
         share = schedule.pipelined / schedule.segment.repeats
-        weights = share * sum(per_device(layers.tree, plan.layout, cfg.weight_dtype) for layers in passing)
-        found.append((Transfer("weights to their stages", "all-to-all", axes, weights, 1, 1, False), 1))
+        for name, dtype, way in (("weights to their stages", cfg.dtype, 1), ("gradients back", cfg.weight_dtype, 0)):
+            count = share * sum(per_device(layers.tree, plan.layout, dtype) for layers in passing)
+            found.append((Transfer(name, "all-to-all", axes, count, way, 1 - way, False), 1))
     return found
 
 

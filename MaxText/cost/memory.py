@@ -5,7 +5,7 @@ Its plans of memory (buffer assignment) show three moments at which a step can b
 *head*       the logits in `dtype` and their gradient, the head's weights gathered, and what the layers saved;
 *layers*     the backward pass of one layer: gradients so far, what all layers saved, and at once what that layer
              computes again, its gradients, its gathered weights and the whole gradient of its largest kernel. Where
-             attention writes its scores, 10 bytes of each are there (float32, then three times in `dtype`);
+             attention writes its scores, each is there in float32 and two or three times in `dtype`;
 *after*      where the head's weight gradient comes last: that whole gradient, the logits, and all other gradients.
 
 Beside all of them lies a copy of the layers' weights in `dtype`: the cast of a stack of layers does not depend on the
@@ -23,12 +23,13 @@ from MaxText.cost.sizes import BYTES, Layers, Sizes, layers, per_device, sizes, 
 from MaxText.cost.work import expert_rows, redone
 from MaxText.hardware import Hardware
 from MaxText.layout import Layout
-from MaxText.planner import Plan
+from MaxText.planner import Plan, capacity
 
 STREAMS = 3  # arrays [rows, tokens, width] of a layer's backward pass beside those with names
 ERROR = 0.15  # of this model, against the TPU compiler, 95 of 100 times: nothing is refused within it
 PACKING = 0.03  # what is lost between arrays of different sizes
 LATE = ("v5e", "tpu7x")  # chips for which the compiler lets weight gradients wait
+LATE_TIED = ("v6e",)  # and that of a tied head alone
 
 
 @dataclass(frozen=True)
@@ -144,7 +145,8 @@ def in_use(tree: blueprint.Blueprint, count: int, layout: Layout) -> dict[str, f
 def forecast(cfg: Any, plan: Plan, hardware: Hardware) -> Memory:
     """Bytes by class, at the moment that needs most."""
     everything, tree = layers(cfg, plan), plan.tree
-    shown = {one.path: flash(cfg, hardware.platform, one.spec) for one in everything}
+    blocks = plan.layout.ways("activation_length") > 1 and cfg.context_parallel_strategy != "ulysses"
+    shown = {one.path: blocks or flash(cfg, hardware.platform, one.spec) for one in everything}
     kept = [(one, saved(cfg, one, shown[one.path])) for one in everything]
     by_layer: dict[str, float] = {}
     for one, (device, _) in kept:
@@ -155,9 +157,12 @@ def forecast(cfg: Any, plan: Plan, hardware: Hardware) -> Memory:
     experts = max((_experts(cfg, one) for one in everything if one.spec.experts), default=0.0)
     layer = max(_layer(cfg, one, shown[one.path], hardware) for one in everything)
     gradients = _gradients(cfg, plan, stacks)
-    base, head = sum(by_layer.values()) + casts, _head(cfg, plan)
+    streams = STREAMS * BYTES[cfg.dtype] * sizes(cfg, plan).tokens * cfg.emb_dim
+    flying = max(host for _, (_, host) in kept)  # of one layer, on the way to or from the host
+    turned = _head_gradient(cfg, plan) if cfg.logits_via_embedding else 0.0  # the table, once more as the head needs it
+    base, head = sum(by_layer.values()) + casts + flying + turned, _head(cfg, plan)
     moments = {
-        "head": base + 2 * logits + head * BYTES[cfg.dtype],
+        "head": base + 2 * logits + head * BYTES[cfg.dtype] + streams,
         "layers": base + gradients + layer + experts + (logits if late else 2 * _head_gradient(cfg, plan)),
         "after": gradients + (logits + head * BYTES[cfg.weight_dtype] if late else 0.0) + 2 * _head_gradient(cfg, plan),
     }
@@ -195,7 +200,8 @@ def _waits(hardware: Hardware) -> bool:
 def _late(cfg: Any, hardware: Hardware) -> bool:
     """Whether the head's weight gradient is made after the layers' backward pass, so that the logits are there all the
     while."""
-    return cfg.num_vocab_tiling == 1 and (cfg.logits_via_embedding or _waits(hardware))
+    chip = hardware.slice.chip.name if hardware.slice else ""
+    return cfg.num_vocab_tiling == 1 and (_waits(hardware) or cfg.logits_via_embedding and chip in LATE_TIED)
 
 
 def _gradients(cfg: Any, plan: Plan, stacks: blueprint.Blueprint) -> float:
@@ -206,16 +212,17 @@ def _gradients(cfg: Any, plan: Plan, stacks: blueprint.Blueprint) -> float:
 
 
 def _casts(cfg: Any, plan: Plan, everything: Sequence[Layers]) -> float:
-    """The weights of looped layers once more, in the type of computation; in a pipeline that no stage owns also as they
-    are stored, on their stages."""
+    """The weights of looped layers once more, in the type of computation, in which they also pass the door of a
+    pipeline that no stage owns."""
     if not cfg.scan_layers:
         return 0.0
     again = 0.0
     for one in everything:
         share = one.times / one.count if not one.staged else 1.0
         stored = share * per_device(one.tree, plan.layout, cfg.weight_dtype)
-        again += stored * BYTES[cfg.dtype] / BYTES[cfg.weight_dtype] if cfg.dtype != cfg.weight_dtype else 0.0
-        again += stored if one.staged and plan.pipeline and not plan.pipeline.owned else 0.0
+        moved = one.staged and plan.pipeline is not None and not plan.pipeline.owned
+        if moved or cfg.dtype != cfg.weight_dtype:
+            again += stored * BYTES[cfg.dtype] / BYTES[cfg.weight_dtype]
     return again
 
 
@@ -244,10 +251,15 @@ def _again(cfg: Any, names: Mapping[str, float]) -> float:
 
 
 def _experts(cfg: Any, one: Layers) -> float:
-    """Rows brought to the experts and back, and between their kernels, with their gradients."""
-    rows = one.size.itemsize * expert_rows(cfg, one.size)
-    found = named(cfg, one.spec, one.layout, one.size)
-    return 2 * rows * cfg.emb_dim + _again(cfg, {name: n for name, n in found.items() if name.startswith("moe_")})
+    """Rows of the experts: as many arrays of their width as of a dense feed-forward, and one as wide as the stream;
+    where shards exchange them, of the whole buffer, and five: sent, received, sorted, and on the way back."""
+    shards, rows, streams = one.layout.ways("experts"), expert_rows(cfg, one.size), 1
+    if shards > 1:
+        length = one.size.tokens / one.size.rows
+        tokens = capacity.Tokens(round(one.size.rows), round(length), one.size.length)
+        rows, streams = capacity.limits(cfg, tokens, shards).buffer, 5
+    width = (len(cfg.mlp_activations) + 1) * cfg.moe_mlp_dim / used(one.layout, "moe_mlp")
+    return one.size.itemsize * rows * (streams * cfg.emb_dim + width)
 
 
 def _layer(cfg: Any, one: Layers, flashes: bool, hardware: Hardware) -> float:
@@ -264,7 +276,8 @@ def _layer(cfg: Any, one: Layers, flashes: bool, hardware: Hardware) -> float:
     near = hardware.slice.chip.vector_memory if hardware.slice else 0.0
     first = (4 + short) * written + whole + sum(gathered) - _beside([short * written, *gathered], near)
     first += _again(cfg, around) - sum(around.values())
-    then = (4 + 3 * short) * written + attention - _beside([short * written], near) + _again(cfg, around)
+    copies = 3 if one.spec.query_heads > one.spec.kv_heads else 2  # once more regrouped, where heads share keys
+    then = (4 + copies * short) * written + attention - _beside([short * written] * copies, near) + _again(cfg, around)
     then += wide if _waits(hardware) else 0.0
     return STREAMS * one.size.itemsize * one.size.tokens * cfg.emb_dim + max(first + wide, then)
 

@@ -13,6 +13,7 @@ from MaxText.layout import Layout
 from MaxText.planner.rules import LEGAL_AXES, legal
 
 Sizes = Mapping[str, int]  # of every mesh axis
+KV_HEADS = ("num_kv_heads", "global_num_kv_heads", "kv_heads")
 
 
 def indivisible(cfg: Any, tree: blueprint.Blueprint, layout: Layout) -> list[str]:
@@ -31,15 +32,15 @@ def indivisible(cfg: Any, tree: blueprint.Blueprint, layout: Layout) -> list[str
         ("latent", cfg.kv_lora_rank): "kv_lora_rank",
     }
     used = dict.fromkeys(
-        (str(dim), size, axes, ways)
+        (names.get((str(dim), size), str(dim)), size, axes, ways)
         for _, p in blueprint.leaves(tree)
         for dim, size, axes, ways in zip(p.axes, p.shape, layout.split(p.axes), layout.pieces(p.axes), strict=True)
     )
     return [
-        f"{names.get((dim, size), dim)}={size} cannot be split {ways} ways over {' x '.join(axes)}. "
+        f"{name}={size} cannot be split {ways} ways over {' x '.join(axes)}. "
         f"Legal here: {legal(size)}."
-        f"{' Or set shard_kv_heads=false to replicate them in groups.' if dim == 'kv_heads' else ''}"
-        for dim, size, axes, ways in used
+        f"{' Or set shard_kv_heads=false to replicate them in groups.' if name in KV_HEADS else ''}"
+        for name, size, axes, ways in used
         if size % ways
     ]
 
@@ -56,10 +57,18 @@ def unmatched_rules(cfg: Any, tree: blueprint.Blueprint) -> list[str]:
     ]
 
 
-def batch_rows(cfg: Any, devices: int, ways: int) -> tuple[int, int, list[str]]:
-    """(rows of an optimizer step, rows of an eval batch, problems)."""
+def batch_rows(cfg: Any, devices: int, ways: int, schedule: pipeline.Schedule | None) -> tuple[int, int, list[str]]:
+    """(rows of an optimizer step, rows of an eval batch, problems). Rows are split `ways` over devices, and within a
+    pipeline into its microbatches; those of an evaluation may be fewer and need not fill these."""
     accumulation = cfg.gradient_accumulation_steps
     problems = []
+    split, words = ways, f"{ways}, the ways the batch is split"
+    if schedule and schedule.microbatches > schedule.stages:
+        split *= schedule.microbatches // schedule.stages
+        words = (
+            f"{split}: {ways} ways over devices, of which {schedule.stages} pipeline stages, for each "
+            f"{schedule.stages} of num_pipeline_microbatches={schedule.microbatches}"
+        )
     exact = cfg.global_batch_size / accumulation if cfg.global_batch_size else devices * cfg.per_device_batch_size
     micro = int(exact)
     given = (
@@ -67,13 +76,16 @@ def batch_rows(cfg: Any, devices: int, ways: int) -> tuple[int, int, list[str]]:
         if cfg.global_batch_size
         else f"per_device_batch_size={cfg.per_device_batch_size:g} x {devices} devices"
     )
-    if micro != exact or micro % ways or micro == 0:
-        below = max(ways, int(exact // ways * ways))
+    if micro != exact or micro % split or micro == 0:
+        below = max(split, int(exact // split * split))
+        key = "global_batch_size" if cfg.global_batch_size else "per_device_batch_size"
+        value = below * accumulation if cfg.global_batch_size else below / devices
+        fewer = f", or num_pipeline_microbatches={schedule.stages}" if schedule and split > ways else ""
         problems.append(
-            f"{given} gives {exact:g} rows a microbatch; they must be a whole multiple of {ways}, the ways the batch "
-            f"is split. Nearest: {below} rows, per_device_batch_size={below / devices:g}."
+            f"{given} gives {exact:g} rows a microbatch; they must be a whole multiple of {words}. Nearest: {below} "
+            f"rows, {key}={value:g}{fewer}."
         )
-    eval_exact = devices * (cfg.eval_per_device_batch_size or cfg.per_device_batch_size)
+    eval_exact = devices * cfg.eval_per_device_batch_size or exact
     eval_rows = max(ways, int(eval_exact // ways * ways))
     if eval_rows != eval_exact and cfg.eval_per_device_batch_size:
         problems.append(

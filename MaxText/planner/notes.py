@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 from MaxText import blueprint, pipeline
@@ -65,4 +66,27 @@ def experts(cfg: Any, layout: Layout, rows: int) -> list[str]:
         f"{cfg.num_experts} experts, {cfg.num_experts // shards} on each of {shards} shards over {over}, which splits "
         f"all other weights as fsdp does; a shard has room for {limits.buffer:,} rows, {limits.buffer / even:.3g} "
         f"times an even share, {drops}"
+    ]
+
+
+# Keys that act on an axis, and what they are where they ask for nothing.
+ACTS_ON: dict[str, dict[str, int | bool]] = {
+    "pipeline": {
+        "num_pipeline_microbatches": -1,
+        "num_pipeline_repeats": -1,
+        "num_layers_per_pipeline_stage": -1,
+        "pipeline_parallel_layers": -1,
+        "pipeline_pad_layers": False,
+    },
+    "data": {"shard_optimizer_over_data": False},
+}
+
+
+def idle(cfg: Any, sizes: Mapping[str, int]) -> list[str]:
+    """Keys that were set for an axis of size 1."""
+    return [
+        f"{key}={str(value).lower()} does nothing while the {axis} axis has size 1"
+        for axis, keys in ACTS_ON.items()
+        for key, nothing in keys.items()
+        if sizes[axis] == 1 and (value := getattr(cfg, key)) != nothing
     ]

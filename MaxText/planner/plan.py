@@ -91,12 +91,13 @@ def make(cfg: Any, tree: blueprint.Blueprint, hardware: Hardware) -> Plan:
     tree = _with_even_vocabulary(cfg, tree, layout)
     if unmatched := legality.unmatched_rules(cfg, tree):
         raise PlanError("\n".join(unmatched), id="plan.rule")
-    ways = layout.ways("activation_batch") * (schedule.microbatches // schedule.stages if schedule else 1)
-    rows, eval_rows, problems = legality.batch_rows(cfg, hardware.devices, ways)
+    ways = layout.ways("activation_batch")
+    rows, eval_rows, problems = legality.batch_rows(cfg, hardware.devices, ways, schedule)
     problems += legality.indivisible(cfg, tree, layout)
     if problems:
         raise PlanError("\n".join(problems), id="plan.divisibility")
     tokens = rows * cfg.max_target_length
+    pieces = schedule.microbatches // schedule.stages if schedule else 1
     return Plan(
         ici=ici,
         dcn=dcn,
@@ -117,6 +118,7 @@ def make(cfg: Any, tree: blueprint.Blueprint, hardware: Hardware) -> Plan:
             *notes.padding(cfg, tree, layout),
             *notes.whole_arrays(tree, layout),
             *notes.crossing(schedule, dcn[pipeline.AXIS]),
-            *notes.experts(cfg, layout, rows // cfg.gradient_accumulation_steps // ways),
+            *notes.experts(cfg, layout, rows // cfg.gradient_accumulation_steps // ways // pieces),
+            *notes.idle(cfg, sizes),
         ),
     )

@@ -58,15 +58,23 @@ _COMMON = {"JOB_COMPLETION_INDEX", "NNODES", "NODE_RANK", "JAX_PROCESS_COUNT"}  
 
 
 def _place(address: str, port: str, count: str, id: str, names: tuple[str | None, ...]) -> Place | None:
-    host, _, inside = address.rpartition(":") if address.count(":") == 1 or "]" in address else (address, "", "")
-    host, inside = (host, inside) if host else (address, "")
+    named = address.count(":") == 1 or "]:" in address
+    host, _, inside = address.rpartition(":") if named else (address, "", "")
     numbers = {names[2]: count, names[3]: id, (names[1] or names[0]): port or inside or str(DEFAULT_PORT)}
     if bad := [f"{name}={value}" for name, value in numbers.items() if not value.isdecimal()]:
-        raise ConfigError(f"{', '.join(bad)}: not a number. Set whole numbers from 0.", id="processes.place")
-    total, own = int(count), int(id)
+        raise ConfigError(f"{', '.join(bad)}: not a whole number from 0.", id="processes.place")
+    total, own, at = int(count), int(id), int(port or inside or DEFAULT_PORT)
+    if total < 1:
+        raise ConfigError(f"{names[2]}={total}: a run has at least 1 process.", id="processes.place")
+    if not host or not 0 < at < 65536:
+        raise ConfigError(
+            f"{names[0]}={address}{f', {names[1]}={port}' if port else ''}: set the host of process 0 and a free port "
+            "of it from 1 to 65535, as in host:1234.",
+            id="processes.place",
+        )
     if own >= total:
         raise ConfigError(
             f"{names[3]}={own}, but {names[2]}={total}: the processes are numbered 0 to {total - 1}.",
             id="processes.place",
         )
-    return Place(own, total, host.strip("[]"), int(port or inside or DEFAULT_PORT)) if total > 1 else None
+    return Place(own, total, host.strip("[]"), at) if total > 1 else None

@@ -3,13 +3,14 @@
 import json
 import subprocess
 import sys
+import zlib
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from MaxText.checkpoint import FORMAT, Store, manifest, named_leaves, shards, tree
+from MaxText.checkpoint import FORMAT, Store, crc, manifest, named_leaves, shards, tree
 
 from .helpers import ROOT, assert_same, host_state, mesh, orbax, raises, state, target
 
@@ -83,6 +84,13 @@ def test_manifest_says_what_there_is(copy):
     }
     assert files == {*content["files"], "manifest.json"}
     json.dumps(content)
+
+
+@pytest.mark.parametrize("size", [0, 1, 63, 4097, 300_001])
+def test_checksums_are_those_of_zlib(size):
+    """Whichever library computes them, and in whatever blocks."""
+    data = np.random.default_rng(size).bytes(size)
+    assert crc.text(crc.update(data[size // 3 :], crc.update(data[: size // 3]))) == f"{zlib.crc32(data):08x}"
 
 
 def test_checksum_does_not_depend_on_the_mesh(tmp_path):

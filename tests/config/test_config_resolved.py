@@ -47,12 +47,12 @@ def test_scale(scale, sizes):
 
 
 def test_values_that_stand_for_others():
-    cfg = config.make(steps=7, weight_dtype="bfloat16", per_device_batch_size=2.5)
-    assert (cfg.learning_rate_schedule_steps, cfg.mu_dtype, cfg.eval_per_device_batch_size) == (7, "bfloat16", 2.5)
+    cfg = config.make(steps=7, weight_dtype="bfloat16")
+    assert (cfg.learning_rate_schedule_steps, cfg.mu_dtype) == (7, "bfloat16")
     assert cfg.origin("mu_dtype") == "derived from weight_dtype"
     assert config.make(steps=-1, learning_rate_schedule_steps=9).steps == 9
-    set_ones = config.make(steps=7, learning_rate_schedule_steps=9, mu_dtype="float32", eval_per_device_batch_size=1)
-    assert (set_ones.learning_rate_schedule_steps, set_ones.eval_per_device_batch_size) == (9, 1.0)
+    set_ones = config.make(steps=7, learning_rate_schedule_steps=9, mu_dtype="float32")
+    assert (set_ones.learning_rate_schedule_steps, set_ones.mu_dtype) == (9, "float32")
     assert set_ones.origin("mu_dtype") == "make()"
 
 

@@ -98,7 +98,11 @@ def test_the_place_is_read_from_the_environment():
         {"JAX_PROCESS_ID": "4"},
         {"JAX_PROCESS_ID": "one"},
         {"JAX_NUM_PROCESSES": "-2"},
+        {"JAX_NUM_PROCESSES": "0", "JAX_PROCESS_ID": "0"},
         {"JAX_COORDINATOR_ADDRESS": "host:port"},
+        {"JAX_COORDINATOR_ADDRESS": "host:70000"},
+        {"JAX_COORDINATOR_ADDRESS": "host:0"},
+        {"JAX_COORDINATOR_ADDRESS": ":3001"},
     ],
 )
 def test_a_place_that_makes_no_sense_is_refused(wrong):
