@@ -7,6 +7,7 @@ answered by {"error": text}.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import re
@@ -39,7 +40,7 @@ class Peers:
         self._key = group.gather("key of the local checkpoints", secrets.token_hex(16) if group.primary else None)[0]
         family = socket.AF_INET6 if ":" in group.address else socket.AF_INET
         self._server = _server(self, folder, (group.address, 0), family)
-        threading.Thread(target=self._server.serve_forever, name="peers", daemon=True).start()
+        threading.Thread(target=self._server.serve_forever, args=(0.1,), name="peers", daemon=True).start()
         self._places = group.gather("places of the local checkpoints", list(self._server.server_address[:2]))
 
     def send(self, to: int, step: int, state: Path, files: Mapping[str, File]) -> None:
@@ -76,19 +77,20 @@ class Peers:
         with sock:  # the stream keeps the connection open
             return sock.makefile("rwb", buffering=_BLOCK)  # type: ignore[return-value]
 
-    def _answer(self, folder: Path, stream: Any, request: Mapping[str, Any]) -> None:
+    def _answer(self, folder: Path, stream: Any, request: Any) -> None:
+        if not isinstance(request, dict) or request.get("key") != self._key:
+            raise PermissionError(errno.EPERM, "not a request of this run")
         step, path = request.get("get") or request["put"]
         place = folder / str(int(step)) / "state" / path
-        if request.get("key") != self._key or not _PATH.fullmatch(path):
-            raise PermissionError(errno.EPERM, "not a request of this run")
+        if not _PATH.fullmatch(path):
+            raise PermissionError(errno.EPERM, f"not a request of this run: {path}")
         if "get" in request:
             with open(place, "rb", buffering=0) as file:
                 size = place.stat().st_size
                 _say(stream, size=size)
                 _copy(file, stream, size)
             return
-        with open(place, "wb") as file:
-            _copy(stream, file, request["size"])
+        _take_in(stream, place, request["size"])
         saved = manifest.fingerprint(place)
         self._taken.setdefault(step, {})[path] = saved
         _say(stream, crc=saved.crc)
@@ -151,6 +153,29 @@ def _copy(source: Any, target: Any, size: int) -> None:
             raise OSError(errno.EIO, f"the bytes ended, and {size} were still to come")
         target.write(block[:count])
         size -= count
+
+
+def _take_in(stream: Any, place: Path, size: int) -> None:
+    """The next `size` bytes to the file `place`. What its disk refuses is raised once they have come: only then does
+    the sender listen."""
+    block, refused = memoryview(bytearray(min(size, _BLOCK) or 1)), None
+    with contextlib.ExitStack() as stack:
+        try:
+            file = stack.enter_context(open(place, "wb"))
+        except OSError as error:
+            refused = error
+        while size:
+            count = stream.readinto(block[: min(size, _BLOCK)])
+            if not count:
+                raise OSError(errno.EIO, f"the bytes ended, and {size} were still to come")
+            size -= count
+            try:
+                if refused is None:
+                    file.write(block[:count])
+            except OSError as error:
+                refused = error
+    if refused:
+        raise refused
 
 
 def _read_into(stream: Any, rest: memoryview) -> None:

@@ -256,7 +256,7 @@ def _experts(cfg: Any, one: Layers) -> float:
     shards, rows, streams = one.layout.ways("experts"), expert_rows(cfg, one.size), 1
     if shards > 1:
         length = one.size.tokens / one.size.rows
-        tokens = capacity.Tokens(round(one.size.rows), round(length), one.size.length)
+        tokens = capacity.Tokens(max(1, round(one.size.rows)), max(1, round(length)), one.size.length)
         rows, streams = capacity.limits(cfg, tokens, shards).buffer, 5
     width = (len(cfg.mlp_activations) + 1) * cfg.moe_mlp_dim / used(one.layout, "moe_mlp")
     return one.size.itemsize * rows * (streams * cfg.emb_dim + width)
