@@ -8,10 +8,12 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import os
 from collections.abc import Collection, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,6 +26,7 @@ from MaxText.errors import StorageError
 FORMAT = 2  # 1 had no arrays in pieces: every leaf had a checksum
 NAME = "manifest.json"
 _BLOCK = 1 << 20
+_THREADS = 8
 
 
 @dataclass(frozen=True)
@@ -150,7 +153,9 @@ def differences(folder: Path, manifest: Manifest, *, contents_up_to: float = mat
 
     Files longer than `contents_up_to` bytes are not read.
     """
-    problems = [_difference(folder / path, file, contents_up_to) for path, file in manifest.files.items()]
+    with ThreadPoolExecutor(_THREADS) as pool:  # small files of a cold disk are mostly waiting
+        paths, files = [folder / path for path in manifest.files], manifest.files.values()
+        problems = list(pool.map(_difference, paths, files, itertools.repeat(contents_up_to)))
     return [
         f"{_locate(path, manifest)}: {problem}"
         for path, problem in zip(manifest.files, problems, strict=True)
