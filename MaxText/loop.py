@@ -138,6 +138,7 @@ class Loop:
         if self._eval_program is None:
             with self.records.activity("compile"):
                 self._eval_program = session.compile_eval()
+                self.records.group.gather("evaluation compiled")  # as for the step: see `walk`
         with self.records.activity("eval"):
             result = evaluate(
                 self._eval_program,

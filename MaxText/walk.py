@@ -196,6 +196,8 @@ def _attempt(made: Session, records: Records, beginning: Beginning) -> MaxTextEr
             state, done = _state(made, records, beginning)
             records.ledger.enter("compile")
             compiled = made.compile_step()
+            # The first collective gives the others 30 s, whatever is configured; a compilation may differ by more.
+            records.group.gather("step compiled")
             records.say(truth.at_start(made.forecast, compiled, records.plan_file))
             loop = Loop(made, records, compiled, state, done, saved=done if records.store.latest() == done else -1)
             records.ledger.enter("step")
