@@ -141,7 +141,7 @@ def test_plan_only_prints_the_plan_and_writes_nothing(tmp_path, capsys):
         ({"model_name": "nonesuch"}, 2, ("nonesuch",)),
         ({"ici_fsdp_parallelism": 3}, 3, ("3", "8", "ici_fsdp_parallelism")),
         ({"ici_tensor_parallelism": 4}, 3, ("num_kv_heads=2", "4 ways", "1, 2")),
-        ({"global_batch_size": 12}, 3, ("12", "8", "per_device_batch_size")),
+        ({"global_batch_size": 12}, 3, ("12 rows", "multiple of 8", "global_batch_size=8")),
         ({"ici_context_parallelism": 2, "max_target_length": 30}, 3, ("max_target_length=30", "4 equal chunks")),
         ({"vocab_size": 100}, 4, ("vocab_size", "100", "258")),
         ({"train_files": ["nonesuch.txt"]}, 4, ("nonesuch.txt",)),
