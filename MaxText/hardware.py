@@ -87,8 +87,21 @@ def named(name: str, num_slices: int = -1) -> Hardware:
 
 def of(cfg: Any) -> Hardware:
     """What `cfg` runs on: what is here, which must be the slice that `hardware` names, if it names one."""
-    found = detect(cfg.num_slices)
+    try:
+        found = detect(cfg.num_slices)
+    except RuntimeError as error:  # JAX finds no backend that it was asked for
+        raise PlanError(
+            f"hardware={cfg.hardware}: JAX cannot start it here: {str(error).splitlines()[0]}. Set hardware=auto, or "
+            "install the requirements of that platform.",
+            id="plan.other-hardware",
+        ) from error
     if not catalogue.is_slice(cfg.hardware):
+        if cfg.hardware.lower() not in ("auto", found.platform):
+            raise PlanError(
+                f"hardware={cfg.hardware}, and JAX found {found.devices} x {found.platform} here. Set hardware=auto, "
+                "or install the requirements of that platform.",
+                id="plan.other-hardware",
+            )
         return found
     meant = named(cfg.hardware, cfg.num_slices)
     if (found.kind, found.devices, found.slices) != (meant.kind, meant.devices, meant.slices):

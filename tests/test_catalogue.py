@@ -89,6 +89,7 @@ def test_tori_wrap_by_the_rule(name, wraps, not_wraps):
         ("gpus", "plan.unknown-chip", ("gpu",)),
         ("v5p", "plan.slice-size", ("v5p-128",)),
         ("v5p-500", "plan.slice-size", ("500", "v5p-512")),
+        ("0xv6e-16", "plan.slices", ("0 slices",)),
         ("v6e-300", "plan.slice-size", ("300", "v6e-256")),
         ("h100-12", "plan.slice-size", ("12", "h100-8", "multiple of 8")),
         ("v6e-3x3", "plan.slice-shape", ("3x3", "v6e-2x4")),
@@ -127,6 +128,9 @@ def test_a_run_on_other_hardware_than_named_is_refused():
     with pytest.raises(PlanError) as caught:
         hardware.of(toy_config(hardware="v5p-512"))
     assert caught.value.id == "plan.other-hardware" and "plan_only=true" in str(caught.value)
+    with pytest.raises(PlanError) as caught:
+        hardware.of(toy_config(hardware="gpu"))
+    assert caught.value.id == "plan.other-hardware" and "cpu here" in str(caught.value)
 
 
 def test_the_speed_of_a_cpu_is_measured():

@@ -48,6 +48,16 @@ def test_what_is_fixed_by_hand_stays():
     assert made.plan.ici["tensor"] == 4 and made.cfg.remat_policy == "full" and made.plan.microbatches == 4
 
 
+def test_any_number_of_microbatches_that_divides_the_rows_is_tried():
+    made = found(model_name="llama3.1-70b", hardware="v5p-128", max_target_length=4096, global_batch_size=192)
+    assert made.plan.microbatches == 3 and made.fits
+
+
+def test_parameters_lie_in_pieces_over_nodes_of_gpus():
+    made = found(model_name="llama3.1-70b", hardware="h100-64", max_target_length=8192, global_batch_size=64)
+    assert made.plan.dcn["fsdp"] == 8 and made.plan.ici["fsdp"] == 8
+
+
 def test_slices_hold_copies():
     made = found(**LLAMA, hardware="2xv5p-32", global_batch_size=64)
     assert made.plan.dcn["data"] == 2 and sum(n > 1 for n in made.plan.dcn.values()) == 1

@@ -97,6 +97,8 @@ def slice_of(hardware: str, num_slices: int = 1) -> Slice:
         )
     size = found["size"]
     times = int(found["count"] or 1)
+    if times < 1:
+        raise PlanError(f"hardware={hardware} means {times} slices; there is at least one.", id="plan.slices")
     if times > 1 and num_slices not in (1, -1, times):
         raise PlanError(
             f"hardware={hardware} means {times} slices, and num_slices={num_slices}: leave one of them out.",

@@ -64,6 +64,14 @@ def prepare(cfg: Config, tokenizer: Tokenizer, out: Path, workers: int = 0) -> s
         ) from error
 
 
+def _require_whole(out: Path) -> None:
+    """What was complete once may have been damaged since: every byte is read."""
+    try:
+        prepared.verify(str(out))
+    except DataError as error:
+        raise DataError(f"{error}\nDelete {out} and give the same command again.", id="data.damaged") from error
+
+
 def _prepare(
     cfg: Config,
     tokenizer: Tokenizer,
@@ -75,6 +83,7 @@ def _prepare(
     if (out / prepared.MANIFEST).exists():
         found = prepared.manifest(str(out))
         _require_same(out, {key: found.get(key) for key in facts}, facts)
+        _require_whole(out)
         return f"{out} is complete: {_describe(found)}"
     parts = out / "parts"
     parts.mkdir(parents=True, exist_ok=True)

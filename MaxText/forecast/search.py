@@ -50,7 +50,8 @@ class With:
 
 @dataclass(frozen=True)
 class Tried:
-    """One candidate: what it changes, and what came of it. `seconds` is None where it does not fit."""
+    """One candidate: what it changes, and what came of it. `seconds` is None where it does not fit, and `lacks`
+    says what is too small."""
 
     mesh: Mapping[str, int]
     policy: str
@@ -58,6 +59,7 @@ class Tried:
     changes: Mapping[str, Any]
     bytes: float
     seconds: float | None
+    lacks: str = ""
 
     def words(self) -> str:
         large = " ".join(f"{axis}={n}" for axis, n in self.mesh.items() if n > 1) or "one device"
@@ -130,6 +132,10 @@ def _powers(number: int, limit: int) -> list[int]:
     return [1 << n for n in range(limit.bit_length()) if number % (1 << n) == 0]
 
 
+def _divisors(number: int, limit: int) -> list[int]:
+    return [n for n in range(1, min(number, limit) + 1) if number % n == 0]
+
+
 def meshes(cfg: Any, hardware: Hardware) -> Iterator[dict[str, int]]:
     """Degrees within and across slices that multiply to the devices, and the pieces of a pipeline: {key: value}. Axes
     set by hand are kept; data takes what fsdp cannot divide, and a pipeline stands beside neither data nor context."""
@@ -189,15 +195,18 @@ def _useful(cfg: Any, axis: str, degree: int, rows: int, devices: int) -> bool:
 
 
 def _across(cfg: Any, hardware: Hardware) -> list[dict[str, int]]:
-    """Slices hold copies, so that only gradients cross the network, or stages; unless set by hand."""
+    """Slices hold copies, so that only gradients cross the network, or stages; unless set by hand. The network between
+    nodes of GPUs is fast enough for pieces as well."""
     keys = [f"dcn_{axis}_parallelism" for axis in MESH_AXES]
     if any(by_hand(cfg, key) for key in keys):
         return [{}]
-    stages = _powers(hardware.slices, hardware.slices)
-    return [
-        dict.fromkeys(keys, 1) | {"dcn_data_parallelism": hardware.slices // n, "dcn_pipeline_parallelism": n}
-        for n in stages
+    one, slices = dict.fromkeys(keys, 1), hardware.slices
+    found = [
+        one | {"dcn_data_parallelism": slices // n, "dcn_pipeline_parallelism": n} for n in _powers(slices, slices)
     ]
+    if hardware.platform == "gpu" and slices > 1:
+        found.append(one | {"dcn_fsdp_parallelism": slices})
+    return found
 
 
 def policies(cfg: Any, hardware: Hardware) -> list[tuple[str, dict[str, Any]]]:
@@ -243,18 +252,23 @@ def _fewest(
     """The candidate with the fewest microbatches that fit; the last that is legal where none does."""
     fixed = by_hand(cfg, "gradient_accumulation_steps")
     last: Tried | None = None
-    for count in [cfg.gradient_accumulation_steps] if fixed else _powers(rows, 64):
+    ways = 1
+    for count in [cfg.gradient_accumulation_steps] if fixed else _divisors(rows, 64):
+        if rows // count % ways:
+            continue
         here = With(cfg, changes | {"gradient_accumulation_steps": count})
         try:
             plan = planner.make(here, tree, hardware)
         except PlanError:
             if last is None:
                 raise
-            break
+            continue
+        ways = plan.layout.ways("activation_batch")
         needs = memory.forecast(here, plan, hardware)
         mesh = {axis: plan.mesh_shape[axis] for axis in MESH_AXES}
-        last = Tried(mesh, name, count, here._changes, needs.total, None)
-        if _has_room(needs, hardware):
+        lacks = _lacks(needs, hardware)
+        last = Tried(mesh, name, count, here._changes, needs.total, None, lacks)
+        if not lacks:
             assert hardware.slice is not None
             time = timing.forecast(here, plan, hardware.slice, cost.load()).total
             return Tried(mesh, name, count, here._changes, needs.total, time)
@@ -262,19 +276,21 @@ def _fewest(
     return last
 
 
-def _has_room(needs: memory.Memory, hardware: Hardware) -> bool:
-    """On the device, and on its host for what is offloaded."""
+def _lacks(needs: memory.Memory, hardware: Hardware) -> str:
+    """What does not fit on the device, or for what is offloaded on its host; "" where all does."""
     chip = hardware.slice.chip if hardware.slice else None
     host = needs.host * chip.chips_per_host * chip.devices_per_chip if chip else 0.0
     if chip and chip.host_memory and host > HOST_ROOM * chip.host_memory:
-        return False
-    return hardware.memory_bytes is None or needs.total <= ROOM * hardware.memory_bytes
+        return f"{size(host)} of {size(HOST_ROOM * chip.host_memory)} in the memory of a host"
+    if hardware.memory_bytes is None or needs.total <= ROOM * hardware.memory_bytes:
+        return ""
+    return f"{size(needs.total)} of {size(ROOM * hardware.memory_bytes)} a device"
 
 
-def _lost(one: Tried, best: Tried, hardware: Hardware) -> str:
+def _lost(one: Tried, best: Tried) -> str:
     """Why a candidate is not the best one."""
     if one.seconds is None:
-        return f"does not fit: {size(one.bytes)} of {size(ROOM * (hardware.memory_bytes or 0))} a device"
+        return f"does not fit: {one.lacks}"
     assert best.seconds is not None
     return f"{duration(one.seconds)} a step, {one.seconds / best.seconds - 1:.0%} slower"
 
@@ -304,7 +320,7 @@ def _order(one: Tried) -> tuple[float, float]:
 
 def _instead(others: list[Tried], best: Tried, hardware: Hardware) -> str:
     other = min(others, key=_order)
-    return f"the best otherwise is {other.words()}: {_lost(other, best, hardware)}"
+    return f"the best otherwise is {other.words()}: {_lost(other, best)}"
 
 
 def _rejected(best: Tried, tried: list[Tried], hardware: Hardware) -> tuple[dict[str, str], ...]:
@@ -314,7 +330,7 @@ def _rejected(best: Tried, tried: list[Tried], hardware: Hardware) -> tuple[dict
         per_mesh.setdefault(tuple(one.mesh.values()), one)
     meshes = [one for key, one in per_mesh.items() if key != tuple(best.mesh.values())][:SHOWN]
     same = [one for one in sorted(tried, key=_order) if one.mesh == best.mesh and one.policy != best.policy][:SHOWN]
-    return tuple({"what": one.words(), "why": _lost(one, best, hardware)} for one in (*meshes, *same))
+    return tuple({"what": one.words(), "why": _lost(one, best)} for one in (*meshes, *same))
 
 
 def _nothing(
@@ -327,4 +343,10 @@ def _nothing(
         )
     nearest = min(tried, key=lambda one: one.bytes)
     one = record.make(cfg.replace(**nearest.changes), hardware, tree)
+    if one.memory.total <= ROOM * (hardware.memory_bytes or math.inf):
+        return PlanError(
+            f"auto_plan=true: of {len(tried)} plans none fits; the nearest is {nearest.words()}, and that needs "
+            f"{nearest.lacks}. Set remat_policy=full, a smaller global_batch_size, or take more hosts.",
+            id="plan.memory",
+        )
     return refusal(one, f"auto_plan=true: of {len(tried)} plans none fits; the nearest is {nearest.words()}.")

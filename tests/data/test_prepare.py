@@ -182,6 +182,8 @@ def test_damage_is_found(files, name):
     path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
     with pytest.raises(DataError, match=name):
         prepared.verify("rows")
+    with pytest.raises(DataError, match="Delete rows"):
+        make(keys_of(files))
 
 
 def test_bad_documents_stay_left_out(files):
