@@ -13,6 +13,8 @@ from MaxText.errors import PlanError
 from MaxText.forecast import search
 from tests.helpers import cpu, toy_config
 
+ROOT = Path(__file__).parents[1]
+
 LLAMA = {"model_name": "llama3.1-8b", "max_target_length": 8192, "dtype": "bfloat16", "scan_layers": True}
 
 
@@ -123,3 +125,11 @@ def test_a_run_chooses_too():
 def test_the_default_recipe_is_not_fixed_by_hand():
     cfg = config.load([str(Path(__file__).parents[1] / "configs/base.yml"), "remat_policy=full", "steps=5"])
     assert search.by_hand(cfg, "remat_policy") and not search.by_hand(cfg, "ici_fsdp_parallelism")
+
+
+@pytest.mark.parametrize(
+    "path", sorted(ROOT.glob("recipes/*/*.yml")), ids=lambda path: f"{path.parent.name}-{path.stem}"
+)
+def test_every_recipe_has_a_plan_that_fits(path):
+    made = forecast.of_config(config.load([str(path), "plan_only=true"]))
+    assert made.fits
