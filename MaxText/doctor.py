@@ -80,7 +80,8 @@ def too_large(one: Forecast) -> Finding | None:
     ladder: list[dict[str, Any]] = [{"remat_policy": "full"}]
     ladder += [
         {"remat_policy": "full", "global_batch_size": rows, "gradient_accumulation_steps": count * more}
-        for more in (2, 4, 8, 16, 32)
+        for more in range(2, 65)
+        if rows % (count * more) == 0
     ]
     ladder += [step | {"num_vocab_tiling": 8} for step in ladder]
     for cure in ladder:
@@ -88,7 +89,18 @@ def too_large(one: Forecast) -> Finding | None:
         if other is not None and _has_room(other):
             changed = {key: value for key, value in cure.items() if getattr(one.cfg, key) != value}
             return Finding("memory", f"{_needs(one)}; with these keys {_needs(other)}", changed)
-    return Finding("memory", f"{_needs(one)}; no remat policy or microbatch helps: take more devices", {})
+    if not one.cfg.auto_plan and (other := _planned(one)) is not None:
+        return Finding("memory", f"{_needs(one)}; as auto_plan chooses, {_needs(other)}", {"auto_plan": True})
+    return Finding("memory", f"{_needs(one)}; no mesh, remat policy or microbatch helps: take more devices", {})
+
+
+def _planned(one: Forecast) -> Forecast | None:
+    """What the automatic choice makes of the same rows; None where it finds nothing."""
+    try:
+        rows = one.plan.global_batch_size
+        return forecast.of_config(one.cfg.replace(auto_plan=True, global_batch_size=rows))
+    except (ConfigError, PlanError):
+        return None
 
 
 def _needs(one: Forecast) -> str:

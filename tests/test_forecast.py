@@ -254,3 +254,12 @@ def test_published_runs_fit():
 def test_published_times_are_met():
     errors = [abs(timing.seconds(row.ideal, cost.load()).total / row.seconds - 1) for row in published.rows()]
     assert sorted(errors)[len(errors) // 2] < 0.04 and max(errors) < 0.10
+
+
+@pytest.mark.parametrize(("rows", "room"), [(2, "ample"), (16, "doubtful"), (64, "none")])
+def test_room_has_four_answers(rows, room):
+    keys = {"model_name": "llama3.1-70b", "remat_policy": "full", "dtype": "bfloat16", "scan_layers": True}
+    made = forecast.of_config(
+        config.make(**keys, hardware="v5p-128", max_target_length=4096, per_device_batch_size=rows)
+    )
+    assert made.room == room and made.fits == (room != "none")

@@ -40,6 +40,14 @@ class Forecast:
         return self.capacity is None or self.memory.least <= self.capacity * (1 + memory.ERROR)
 
     @property
+    def room(self) -> str:
+        """ "ample", "tight" (above 92 % of a device by the estimate), "doubtful" (above all of it) or "none"."""
+        if not self.fits:
+            return "none"
+        share = self.memory.total / self.capacity if self.capacity else 0.0
+        return "doubtful" if share > 1 else "tight" if share > 0.92 else "ample"
+
+    @property
     def tokens_per_second_per_chip(self) -> float | None:
         if self.seconds is None or self.hardware.slice is None:
             return None
@@ -142,6 +150,7 @@ def as_dict(one: Forecast) -> dict[str, Any]:
     kept = remat.places(cfg)
     return {
         "fits": one.fits,
+        "room": one.room,
         "hardware": {
             "name": hw.slice.name if hw.slice else hw.kind,
             "platform": hw.platform,
