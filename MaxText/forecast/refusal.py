@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from MaxText.cost import memory
-from MaxText.errors import PlanError
-from MaxText.forecast.record import Forecast
+from MaxText.errors import ConfigError, PlanError
+from MaxText.forecast.record import Forecast, make
 from MaxText.forecast.text import size, text
 
 
@@ -40,17 +42,25 @@ def refusal(one: Forecast, before: str = "") -> PlanError:
 
 
 def advice(one: Forecast) -> str:
-    """Lines to type, the likeliest first."""
-    cfg, plan, needs = one.cfg, one.plan, one.memory
-    lines = []
-    if plan.state_bytes > 0.5 * (one.capacity or 0):
-        lines.append("more devices, or more ways of ici_fsdp_parallelism: the state alone is more than half")
-        lines.append("mu_dtype=bfloat16, grad_dtype=bfloat16: less state")
-    if cfg.remat_policy != "full" and needs.activations > 0.1 * needs.total:
-        lines.append("remat_policy=full")
-    rows = plan.global_batch_size / plan.microbatches / plan.devices
-    if rows > 1:
-        lines.append(f"per_device_batch_size={rows / 2:g} gradient_accumulation_steps={plan.microbatches * 2}")
-    if needs.logits > 0.1 * needs.total and cfg.num_vocab_tiling == 1:
-        lines.append("num_vocab_tiling=8")
-    return "Try:\n" + "\n".join(f"  {line}" for line in lines or ["a smaller model, or more devices"])
+    """The first changes by which it fits with room to spare, as lines to type; what else there is where none does."""
+    cfg, rows, count = one.cfg, one.plan.global_batch_size, one.plan.microbatches
+    more = [n for n in range(2, 65) if rows % (count * n) == 0]
+    ladder: list[dict[str, Any]] = [{"remat_policy": "full"}]
+    ladder += [{"global_batch_size": rows, "gradient_accumulation_steps": count * n} for n in more]
+    ladder += [{"remat_policy": "full"} | step for step in ladder[1:]]
+    lean = {"mu_dtype": "bfloat16", "grad_dtype": "bfloat16"}
+    for changes in [*ladder, *(lean | step for step in ladder)]:
+        if _fits(one, changes):
+            new = {key: value for key, value in changes.items() if getattr(cfg, key) != value}
+            return "Try:\n" + "\n".join(f"  {key}={value}" for key, value in new.items())
+    other = "" if cfg.auto_plan else "auto_plan=true, "
+    return f"Try {other}more ways of ici_fsdp_parallelism, or more devices."
+
+
+def _fits(one: Forecast, changes: dict[str, Any]) -> bool:
+    """By the estimate, not by the least that could do."""
+    try:
+        other = make(one.cfg.replace(**changes), one.hardware)
+    except (ConfigError, PlanError):
+        return False
+    return other.memory.total <= 0.95 * (other.capacity or 0)
