@@ -45,7 +45,10 @@ class Slice:
 
     @property
     def hosts(self) -> int:
-        return self.slices * max(1, math.prod(self.shape) // self.chip.chips_per_host)
+        """Virtual machines; the flat slices have one of up to 8 chips, or several of 4."""
+        chips = math.prod(self.shape)
+        alone = self.chip.dims == 2 and chips <= 8
+        return self.slices * (1 if alone else max(1, chips // self.chip.chips_per_host))
 
     @property
     def device_memory(self) -> int:
