@@ -14,6 +14,7 @@ from typing import Any
 from MaxText import catalogue, config, forecast
 from MaxText import hardware as hardware_room
 from MaxText.config.resolved import scalar
+from MaxText.cost.memory import ROOM
 from MaxText.errors import ConfigError, PlanError, StorageError
 from MaxText.forecast import Forecast
 from MaxText.forecast.text import duration, size
@@ -21,7 +22,6 @@ from MaxText.hardware import Hardware
 from MaxText.plan_verb import require_config
 
 ROUNDS = 6
-ROOM = 0.95  # of a device's memory that a cure may fill
 
 
 @dataclass(frozen=True)

@@ -65,14 +65,20 @@ def write_plain(path: Path, arrays: list[np.ndarray]) -> None:
         os.fsync(file.fileno())
 
 
-def saves(store: Store, state: Any, rounds: int) -> dict[str, float]:
-    """Stall and whole length of saves, one after another."""
+def timed_saves(store: Store | Local, state: Any, rounds: int) -> tuple[list[float], list[float]]:
+    """Stalls and whole lengths of saves, one after another."""
     stalls, totals = [], []
     for step in range(rounds + 1):
         begun = time.perf_counter()
         stalls.append(store.save(step, state, {}))
         store.wait()
         totals.append(time.perf_counter() - begun)
+    return stalls, totals
+
+
+def saves(store: Store, state: Any, rounds: int) -> dict[str, float]:
+    """The first save, which finds no buffers, and the least of the others."""
+    stalls, totals = timed_saves(store, state, rounds)
     return {
         "first_save_stall_seconds": stalls[0],
         "first_save_seconds": totals[0],
@@ -112,12 +118,7 @@ def local_saves(folder: Path, state: Any, rounds: int) -> dict[str, float]:
         local = Local(Path(place), folder / "run", Alone(), asynchronous=True, seconds=60)
         local.survey()
         local.prepare()
-        stalls, totals = [], []
-        for step in range(rounds + 1):
-            begun = time.perf_counter()
-            stalls.append(local.save(step, state, {}))
-            local.wait()
-            totals.append(time.perf_counter() - begun)
+        stalls, totals = timed_saves(local, state, rounds)
         local.close()
     return {
         "local_save_stall_seconds": min(stalls[1:]),

@@ -68,7 +68,7 @@ def warnings(
 
 def _memory(hardware: Hardware, needs: memory.Memory) -> Iterator[str]:
     capacity = hardware.memory_bytes
-    if capacity and 0.92 * capacity < needs.total and needs.least <= (1 + memory.ERROR) * capacity:
+    if capacity and memory.TIGHT * capacity < needs.total and needs.least <= (1 + memory.ERROR) * capacity:
         what = "doubtful" if needs.total > capacity else "tight"
         yield (
             f"memory is {what}: {needs.total / GIB:.1f} of {capacity / GIB:.1f} GiB a device, and the estimate has an "

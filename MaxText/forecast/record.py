@@ -45,7 +45,7 @@ class Forecast:
         if not self.fits:
             return "none"
         share = self.memory.total / self.capacity if self.capacity else 0.0
-        return "doubtful" if share > 1 else "tight" if share > 0.92 else "ample"
+        return "doubtful" if share > 1 else "tight" if share > memory.TIGHT else "ample"
 
     @property
     def tokens_per_second_per_chip(self) -> float | None:

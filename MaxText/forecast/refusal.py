@@ -63,4 +63,4 @@ def _fits(one: Forecast, changes: dict[str, Any]) -> bool:
         other = make(one.cfg.replace(**changes), one.hardware)
     except (ConfigError, PlanError):
         return False
-    return other.memory.total <= 0.95 * (other.capacity or 0)
+    return other.memory.total <= memory.ROOM * (other.capacity or 0)

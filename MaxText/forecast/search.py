@@ -16,6 +16,7 @@ from MaxText import blueprint, catalogue, cost, decoder, pipeline, planner
 from MaxText import hardware as hardware_room
 from MaxText.config.schema import Schema
 from MaxText.cost import memory, timing
+from MaxText.cost.memory import ROOM
 from MaxText.errors import PlanError
 from MaxText.forecast import record
 from MaxText.forecast.refusal import refusal
@@ -23,7 +24,6 @@ from MaxText.forecast.text import duration, size
 from MaxText.hardware import Hardware, with_rates
 from MaxText.planner import MESH_AXES
 
-ROOM = 0.95  # of a device's memory: what a choice may fill by the estimate
 SHOWN = 4
 FINALISTS = 4  # meshes on which every policy is tried
 ALIKE = 1.005  # within half a percent the simpler plan wins

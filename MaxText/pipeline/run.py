@@ -121,9 +121,8 @@ def _filled(schedule: Schedule, piece: Array) -> Array:
 def _cut(schedule: Schedule, piece: Array, dim: int = 0) -> Array:
     """The local rows of a stage's share, in dim `dim`, as [M/P, rows of a microbatch]. Microbatch j holds every
     (M/P)-th row from the j-th on, so that no row moves to another device of the stage."""
-    share = schedule.microbatches // schedule.stages
     shape = piece.shape
-    return jnp.moveaxis(piece.reshape(*shape[:dim], -1, share, *shape[dim + 1 :]), dim + 1, dim)
+    return jnp.moveaxis(piece.reshape(*shape[:dim], -1, schedule.share, *shape[dim + 1 :]), dim + 1, dim)
 
 
 def _enter(layout: Layout, inner: Layout, schedule: Schedule, x: Array, dims: Axes) -> Array:

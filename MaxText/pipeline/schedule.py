@@ -50,6 +50,11 @@ class Schedule:
         return self.repeats == 1 and self.places == self.segment.repeats
 
     @property
+    def share(self) -> int:
+        """Microbatches for each stage: into so many parts the rows of a device are cut."""
+        return self.microbatches // self.stages
+
+    @property
     def iterations(self) -> int:
         return self.microbatches * self.repeats + self.stages - 1
 
@@ -66,7 +71,7 @@ class Schedule:
     def fitting(self, rows: int, ways: int) -> Schedule:
         """The same with one microbatch a stage if its microbatches do not divide `rows`, split `ways` over the devices:
         rows of an evaluation need not divide as those of training must."""
-        fits = rows % (self.microbatches // self.stages * ways) == 0
+        fits = rows % (self.share * ways) == 0
         return self if fits else dataclasses.replace(self, microbatches=self.stages)
 
     def describe(self) -> str:

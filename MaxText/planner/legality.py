@@ -63,8 +63,8 @@ def batch_rows(cfg: Any, devices: int, ways: int, schedule: pipeline.Schedule | 
     accumulation = cfg.gradient_accumulation_steps
     problems = []
     split, words = ways, f"{ways}, the ways the batch is split"
-    if schedule and schedule.microbatches > schedule.stages:
-        split *= schedule.microbatches // schedule.stages
+    if schedule and schedule.share > 1:
+        split *= schedule.share
         words = (
             f"{split}: {ways} ways over devices, of which {schedule.stages} pipeline stages, for each "
             f"{schedule.stages} of num_pipeline_microbatches={schedule.microbatches}"

@@ -97,7 +97,7 @@ def make(cfg: Any, tree: blueprint.Blueprint, hardware: Hardware) -> Plan:
     if problems:
         raise PlanError("\n".join(problems), id="plan.divisibility")
     tokens = rows * cfg.max_target_length
-    pieces = schedule.microbatches // schedule.stages if schedule else 1
+    pieces = schedule.share if schedule else 1
     return Plan(
         ici=ici,
         dcn=dcn,
