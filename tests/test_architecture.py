@@ -17,7 +17,7 @@ PACKAGE = ROOT / "MaxText"
 
 # A room (a file or a folder of MaxText/) imports only from the rooms before it.
 ORDER = """
-    errors faults processes compat config catalogue hardware layout sequence blueprint architecture pipeline flops
+    errors faults crc processes compat config catalogue hardware layout sequence blueprint architecture pipeline flops
     planner remat cost layers decoder balance loss tokenizer data share evaluate optimizer state step runtime
     forecast aot plan_verb doctor checkpoint metrics goodput report records session screen resume loop generate convert
     walk train launch cli __main__

@@ -18,14 +18,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from MaxText import crc as crc32
 from MaxText import faults
-from MaxText.checkpoint import crc as crc32
 from MaxText.checkpoint.tree import Leaf, folder_name
 from MaxText.errors import StorageError
 
 FORMAT = 2  # 1 had no arrays in pieces: every leaf had a checksum
 NAME = "manifest.json"
-_BLOCK = 1 << 20
+_BLOCK = 1 << 18  # of a file: what was just read is still in the core's cache
 _THREADS = 8
 
 
@@ -139,7 +139,7 @@ def fingerprint(path: Path, *, sync: bool = False) -> File:
     """Size and checksum of a file's content; with `sync`, which is then on the disk."""
     size = value = 0
     with open(path, "rb", buffering=0) as file:
-        block = memoryview(bytearray(_BLOCK))
+        block = memoryview(bytearray(min(_BLOCK, os.fstat(file.fileno()).st_size + 1)))
         while count := file.readinto(block):
             value = crc32.update(block[:count], value)
             size += count

@@ -18,12 +18,13 @@ from typing import Any
 
 import numpy as np
 
-from MaxText.checkpoint import arrays, crc, manifest
+from MaxText import crc
+from MaxText.checkpoint import arrays, manifest
 from MaxText.checkpoint.manifest import File
 from MaxText.checkpoint.tree import Leaf, folder_name, numpy_dtype
 
 Index = tuple[slice, ...]
-_BLOCK = 1 << 20
+_BLOCK = 1 << 18  # what was just read is still in the core's cache
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from MaxText.checkpoint import arrays, crc, disk, manifest, shards, tree
+from MaxText import crc
+from MaxText.checkpoint import arrays, disk, manifest, shards, tree
 from MaxText.checkpoint.manifest import Manifest
 from MaxText.checkpoint.store import Store
 from MaxText.checkpoint.tree import numpy_dtype as numpy_dtype

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from MaxText.data import corpus, opening, packing, prepared, recipe, rows
+from MaxText.data import blocks, corpus, opening, packing, prepared, recipe, rows
 from MaxText.data.continuing import differences
 from MaxText.data.corpus import Corpus, Part, Words
 from MaxText.data.dataset import Split
@@ -259,10 +259,12 @@ def _join(
     def sink(tokens: np.ndarray) -> None:
         nonlocal written
         written += len(tokens)
-        file.write(np.ascontiguousarray(tokens, words.dtype))
+        writer.write(tokens.astype(words.dtype, copy=False))
 
-    with (folder / "tokens.bin").open("wb") as file:
+    with (folder / prepared.TOKENS).open("wb") as file:
+        writer = blocks.Writer(file)
         whole = corpus.build(loaded, words.dtype, cfg.held_out_every, held_out, sink)
+    np.save(folder / prepared.CHECKSUMS, writer.checksums)
     opening.require_targets(split, source.name, len(whole.lengths))
     count = _save_rows(cfg, folder, whole)
     return {
@@ -280,7 +282,10 @@ def _join(
         "bad": whole.bad,
         "dtype": np.dtype(words.dtype).name,
         "arrays": {
-            path.name: {"bytes": path.stat().st_size, "sha256": prepared.checksum(path)}
+            path.name: {
+                "bytes": path.stat().st_size,
+                "sha256": writer.sha256.hexdigest() if path.name == prepared.TOKENS else prepared.checksum(path),
+            }
             for path in sorted(folder.iterdir())
         },
     }

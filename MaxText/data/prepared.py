@@ -1,10 +1,13 @@
-"""Prepared rows: a folder that `data prepare` made, mapped into memory. Training on it gives the same batches, bit for
-bit, as training on its sources.
+"""Prepared rows: a folder that `data prepare` made. Training on it gives the same batches, bit for bit, as training on
+its sources, and no batch from bytes that have changed since.
 
 <folder>/manifest.json             written last: without it there is no prepared data
 <folder>/<split>-<part>/tokens.bin   ids of all documents, one after the other
+                       /blocks.npy   checksums of its blocks, compared as they are read
                        /starts.npy   first pair of each document; records.npy: its number in its file
                        /plan-*.npy   which pieces a row holds, unless rows follow from the starts (concat_then_split)
+
+All but tokens.bin are compared with the manifest's SHA-256 when they are opened, and mapped into memory.
 """
 
 from __future__ import annotations
@@ -16,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from MaxText.data import opening, packing
+from MaxText.data import blocks, opening, packing
 from MaxText.data.corpus import Span
 from MaxText.data.dataset import Dataset, Split
 from MaxText.data.names import Names
@@ -26,8 +29,8 @@ from MaxText.tokenizer import Tokenizer
 if TYPE_CHECKING:
     from MaxText.config import Config
 
-FORMAT = 1
-MANIFEST = "manifest.json"
+FORMAT = 2  # 1 had no blocks.npy
+MANIFEST, TOKENS, CHECKSUMS = "manifest.json", "tokens.bin", "blocks.npy"
 RECIPE_KEYS = ("max_target_length", "packing", "add_bos", "add_eos", "tokenizer")
 
 
@@ -152,10 +155,9 @@ def _material(cfg: Config, entry: dict[str, Any], weight: float) -> opening.Mate
     for name, known in entry["arrays"].items():
         size = (folder / name).stat().st_size if (folder / name).exists() else 0
         if size != known["bytes"]:
-            raise DataError(
-                f"{folder / name} has {size} bytes, and {known['bytes']} were written. Prepare the data again.",
-                id="data.truncated",
-            )
+            raise _changed(folder / name, f"has {size} bytes, and {known['bytes']} were written", "data.truncated")
+        if name != TOKENS and checksum(folder / name) != known["sha256"]:
+            raise _changed(folder / name, "holds other bytes than were written", "data.damaged")
     arrays = {
         path: np.load(folder / path, mmap_mode="r").view(np.ndarray) for path in entry["arrays"] if ".npy" in path
     }
@@ -163,8 +165,12 @@ def _material(cfg: Config, entry: dict[str, Any], weight: float) -> opening.Mate
     return opening.Material(
         name=entry["name"],
         weight=weight,
-        stream=np.memmap(folder / "tokens.bin", np.dtype(entry["dtype"]), mode="r").view(np.ndarray),
+        stream=blocks.Checked(folder / TOKENS, np.dtype(entry["dtype"]), arrays[CHECKSUMS]),
         starts=arrays["starts.npy"],
         names=Names(tuple(Span(*span) for span in entry["files"]), arrays["records.npy"]),
         plan=packing.Plan(*plan) if plan else None,
     )
+
+
+def _changed(path: Path, problem: str, id: str) -> DataError:
+    return DataError(f"{path} {problem}. Copy it from where it is whole, or prepare the data again.", id=id)

@@ -10,7 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from MaxText.checkpoint import FORMAT, Store, crc, manifest, named_leaves, shards, tree
+from MaxText import crc
+from MaxText.checkpoint import FORMAT, Store, manifest, named_leaves, shards, tree
 
 from .helpers import ROOT, assert_same, host_state, mesh, orbax, raises, state, target
 

@@ -170,7 +170,7 @@ def test_rows_that_do_not_fit_are_refused(files, now, error):
     assert caught.value.id == error
 
 
-@pytest.mark.parametrize("name", ["tokens.bin", "starts.npy", "records.npy"])
+@pytest.mark.parametrize("name", ["tokens.bin", "blocks.npy", "starts.npy", "records.npy"])
 def test_damage_is_found(files, name):
     make(keys_of(files))
     path = Path("rows/train-0") / name
