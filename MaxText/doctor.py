@@ -241,7 +241,7 @@ def _illegal(cfg: Any, hardware: Hardware, refused: PlanError) -> Finding:
     keys = [f"{level}_{axis}_parallelism" for level in ("ici", "dcn") for axis in forecast.MESH_AXES]
     free = {key: _default(key) for key in keys}
     try:
-        chosen, _, _ = forecast.choose(cfg.replace(**free), hardware_room.with_rates(hardware))
+        chosen = forecast.choose(cfg.replace(**free), hardware_room.with_rates(hardware)).cfg
     except (ConfigError, PlanError):
         return Finding("legality", str(refused), {})
     wanted = (*keys, "global_batch_size", "gradient_accumulation_steps", "remat_policy")

@@ -81,13 +81,14 @@ def make(
     tree: blueprint.Blueprint | None = None,
     reasons: dict[str, str] | None = None,
     rejected: tuple[dict[str, str], ...] = (),
+    warnings: tuple[str, ...] = (),
 ) -> Forecast:
     """The forecast of `cfg`, whose dtype is resolved.
 
     Raises:
       PlanError: where the planner refuses mesh or batch."""
     tree = decoder.declare(cfg) if tree is None else tree
-    return of_plan(cfg, hardware, planner.make(cfg, tree, hardware), reasons, rejected)
+    return of_plan(cfg, hardware, planner.make(cfg, tree, hardware), reasons, rejected, warnings)
 
 
 def of_plan(
@@ -96,6 +97,7 @@ def of_plan(
     plan: planner.Plan,
     reasons: dict[str, str] | None = None,
     rejected: tuple[dict[str, str], ...] = (),
+    warnings: tuple[str, ...] = (),
 ) -> Forecast:
     """The forecast of a plan that is made already."""
     hardware = hardware_room.with_rates(hardware)
@@ -111,7 +113,7 @@ def of_plan(
         collectives=found,
         reasons=notes.reasons(cfg, plan, hardware) | (reasons or {}),
         rejected=rejected,
-        warnings=tuple(notes.warnings(cfg, plan, hardware, needs, time)),
+        warnings=(*warnings, *notes.warnings(cfg, plan, hardware, needs, time)),
     )
 
 
