@@ -1,5 +1,5 @@
-"""Dropout (Srivastava et al., 2014) of the embedding and of what each sublayer adds to the stream (Vaswani et al., 2017,
-arXiv:1706.03762, section 5.4).
+"""Dropout (Srivastava et al., 2014) of the embedding and of what each sublayer adds to the stream, as in Vaswani et
+al., 2017, arXiv:1706.03762, section 5.4.
 
 What is dropped is a pure function of (seed, step, place of the token in the global batch, layer, sublayer): each token
 has a key of its own, which travels with it. So it does not depend on the mesh, on microbatches, on the order of the

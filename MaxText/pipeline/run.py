@@ -55,8 +55,8 @@ def run(
     """(the stream after the pipelined layers, what they leave beside, stacked over L).
 
     `stage(layout, params [K, ...], x, rows, own [K, n, B, S, P], numbers)` is one turn of one stage on one microbatch;
-    `numbers` [K] are those of its repeats, from `schedule.pipelined` on empty ones; `tree` is the blueprint of `params`,
-    the segment's parameters; `own` are vectors of each layer's own, in the order of layers.
+    `numbers` [K] are those of its repeats, from `schedule.pipelined` on empty ones; `tree` is the blueprint of the
+    segment's parameters, `params`; `own` are vectors of each layer's own, in the order of layers.
     `checkpoint` wraps an iteration and decides on what it keeps for the backward pass."""
     inner = layout.inside(AXIS)
     weights = _to_stages(layout, inner, schedule, tree, params)
