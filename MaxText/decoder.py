@@ -18,7 +18,7 @@ from jaxtyping import Array, Bool, Float, Int
 from MaxText import architecture, blueprint, pipeline, remat, sequence
 from MaxText.architecture import Segment, segments
 from MaxText.blueprint import Param, fan_in, normal
-from MaxText.layers import attend, attention, block, embedding, layer_input, masks, mla, norm, rope
+from MaxText.layers import attend, attention, block, dropout, embedding, layer_input, masks, mla, norm, rope
 from MaxText.layers.attention import Cache, Context
 from MaxText.layers.masks import Places
 from MaxText.layers.router import Routing
@@ -91,7 +91,7 @@ def _further(
         token = norm.stream_norm(cfg, layout, token, own["embedding_norm"])
         pair = jnp.stack([token, norm.stream_norm(cfg, layout, x, own["stream_norm"])], axis=2)
         x = project(layout, "BSCD,CDE->BSE", pair, own["projection"], PAIR, attention.STREAM)
-        x, side = block.block(cfg, spec, layout, own["layer"], x, context)
+        x, side = block.block(cfg, spec, layout, own["layer"], x, context.of_layer(cfg.num_decoder_layers + depth))
         found.append(norm.stream_norm(cfg, layout, x, own["final_norm"]))
         sides[f"mtp/{depth}/layer"] = side
     return tuple(found), sides
@@ -107,11 +107,13 @@ def _run_segment(
     caches: Any = None,
     lent: Any = None,
     own: Any = None,
+    numbers: Any = None,
     real: Any = None,
 ) -> tuple[Array, Any]:
     """The stream after the repeats that `params` holds, and the layers' sides by position, stacked over repeats. A
-    repeat that is not `real` passes the stream by."""
+    repeat that is not `real` passes the stream by; `numbers` are those of the repeats, if not 0, 1, ..."""
     repeats = jax.tree.leaves((params, caches))[0].shape[0]
+    numbers = jnp.arange(repeats) if numbers is None else numbers
     owner = pipeline.make(cfg, layout.size(pipeline.AXIS)) if caches is not None else None
     if owner and owner.owned and owner.segment == segment:
         whole, tree = params, _declare_segment(cfg, segment)
@@ -119,8 +121,8 @@ def _run_segment(
     else:
         owner, inner = None, layout
 
-    def body(x: Array, slices: tuple[Any, Any, Any, Any]) -> tuple[Array, Any]:
-        layer_params, layer_caches, own_vectors, counts = slices
+    def body(x: Array, slices: tuple[Any, ...]) -> tuple[Array, Any]:
+        layer_params, layer_caches, own_vectors, number, counts = slices
         if owner:
             layer_params = pipeline.from_owner(layout, tree, whole, layer_params)
         x, sides = checkpoint_name(x, remat.LAYER_INPUT), {}
@@ -129,12 +131,13 @@ def _run_segment(
             cache = None if layer_caches is None else layer_caches[str(i)]
             vectors = None if own_vectors is None else own_vectors[i]
             keys = lent.get(spec.reach) if spec.keys == "borrowed" else None
-            x, sides[str(i)] = block.block(cfg, spec, inner, layer_params[str(i)], x, context, cache, keys, vectors)
+            here = context.of_layer(segment.first + number * len(segment.pattern) + i)
+            x, sides[str(i)] = block.block(cfg, spec, inner, layer_params[str(i)], x, here, cache, keys, vectors)
         return (x if counts is None else jnp.where(counts, x, before)), sides
 
     if caches is None and cfg.remat_policy != "none":
         body = jax.checkpoint(body, policy=remat.policy(cfg), prevent_cse=not cfg.scan_layers)
-    return jax.lax.scan(body, x, (params, caches, own, real), unroll=1 if cfg.scan_layers else repeats)
+    return jax.lax.scan(body, x, (params, caches, own, numbers, real), unroll=1 if cfg.scan_layers else repeats)
 
 
 def _run_pipelined(
@@ -143,9 +146,10 @@ def _run_pipelined(
     """The same, through the stages of a pipeline; repeats that the schedule leaves out come after it."""
     segment, passing = schedule.segment, schedule.pipelined
 
-    def stage(inner: Layout, params: Any, x: Array, rows: Rows, own: Any, real: Any) -> tuple[Array, Any]:
+    def stage(inner: Layout, params: Any, x: Array, rows: Rows, own: Any, numbers: Array) -> tuple[Array, Any]:
         context, own = _training_context(cfg, inner, rows), _by_repeat(segment, own)
-        return _run_segment(cfg, inner, segment, params, x, context, own=own, real=real)
+        real = numbers < passing if schedule.padding else None
+        return _run_segment(cfg, inner, segment, params, x, context, own=own, numbers=numbers, real=real)
 
     def checkpoint(iteration: Any) -> Any:
         if cfg.remat_policy == "none":
@@ -160,7 +164,8 @@ def _run_pipelined(
     rest = jax.tree.map(lambda p: p[passing:], params)
     left = None if own is None else own[passing * len(segment.pattern) :]
     context = _training_context(cfg, layout, rows)
-    x, more = _run_segment(cfg, layout, segment, rest, x, context, own=_by_repeat(segment, left))
+    own, numbers = _by_repeat(segment, left), jnp.arange(passing, segment.repeats)
+    x, more = _run_segment(cfg, layout, segment, rest, x, context, own=own, numbers=numbers)
     return x, jax.tree.map(lambda a, b: jnp.concatenate([a, b]), sides, more)
 
 
@@ -247,14 +252,15 @@ def _training_context(cfg: Any, layout: Layout, rows: Rows) -> Context:
     """The context of whole rows, from the positions and documents of their tokens."""
     positions, document = rows["positions"], rows["segments"]
     places = Places(sequence.index(cfg, layout, positions), positions, document)
-    return _context(cfg, layout, places, places, document != 0, None)
+    return _context(cfg, layout, places, places, document != 0, None)._replace(noise=dropout.noise(rows))
 
 
 def run(cfg: Any, layout: Layout, params: Any, batch: Mapping[str, Int[Array, "B S"]]) -> Output:
     """Hidden states and routing statistics of a batch; `loss` turns the former into predictions."""
-    rows = {name: batch[name] for name in ("positions", "segments")}
+    rows = {name: batch[name] for name in ("positions", "segments", *dropout.KEYS) if name in batch}
     x, own = _embed(cfg, layout, params, batch["inputs"], rows["positions"])
     context = _training_context(cfg, layout, rows)
+    x = dropout.dropout(cfg, layout, context.noise, x, dropout.EMBEDDING)
     x, sides = _run(cfg, layout, params, x, own, context, rows)
     further: tuple[Array, ...] = ()
     if cfg.mtp_num_layers:

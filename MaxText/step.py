@@ -14,6 +14,7 @@ import optax
 from jaxtyping import Array, Float, Int
 
 from MaxText import balance, decoder, loss, optimizer
+from MaxText.layers import dropout
 from MaxText.layout import Layout
 from MaxText.state import TrainState
 
@@ -99,6 +100,7 @@ def make_train_step(cfg: Any, layout: Layout, tx: optax.GradientTransformation) 
     rate_at = optimizer.schedule(cfg)
 
     def train_step(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
+        batch = dropout.with_keys(cfg, layout, batch, state.step)
         grads, metrics, loads = gradients_and_loads(cfg, layout, state.params, batch)
         norm = optax.tree.norm(grads)
         grads = optimizer.clip_by_global_norm(grads, norm, cfg.gradient_clipping_threshold)

@@ -42,6 +42,7 @@ STEPS, PERIOD, LOCAL_PERIOD = 40, 6, 2
 RUN = {
     "base_emb_dim": 32, "head_dim": 8, "base_num_query_heads": 4, "base_mlp_dim": 48, "base_num_decoder_layers": 1,
     "max_target_length": 16, "global_batch_size": 8, "eval_steps": 2, "eval_interval": 10, "dtype": "float32",
+    "dropout_rate": 0.1,
     "steps": STEPS, "checkpoint_period": PERIOD, "max_num_checkpoints_to_keep": 2, "sample_length": 0,
     "run_name": "storm", "train_files": "[builtin:austen/emma.txt]", "log_period": 1,
     "enable_emergency_checkpoint": True, "local_checkpoint_period": LOCAL_PERIOD,

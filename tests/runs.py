@@ -25,6 +25,7 @@ TOY_RUN: dict[str, Any] = {
     "eval_per_device_batch_size": 2.0,
     "eval_steps": 2,
     "dtype": "float32",
+    "dropout_rate": 0.1,  # a random number in each step, so that a resume could lose it
     "steps": 6,
     "checkpoint_period": 2,
     "sample_length": 0,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -103,6 +105,7 @@ def test_the_program_is_a_loop_over_layers(mesh, how):
     stage would add. Each layer adds a vector of its own, and the ids of its microbatch."""
     repeats, microbatches, depth, outside = how
     made = schedule(mesh["pipeline"], repeats, microbatches, depth, outside)
+    stage = functools.partial(_stage, made)
     devices, _ = world.mesh(**mesh)
     layout = planner.make_layout(dict(devices.shape), stages_own=made.owned)
     stored, passing = made.segment.repeats, made.pipelined
@@ -118,7 +121,7 @@ def test_the_program_is_a_loop_over_layers(mesh, how):
     wanted, want_grads = jax.value_and_grad(_plainly, argnums=(0, 1, 2), has_aux=True)(host, x, own, ids)
 
     def run(params, x, own, rows):
-        y, sums = pipeline.run(layout, made, tree, _stage, params, x, rows, own, jax.checkpoint)
+        y, sums = pipeline.run(layout, made, tree, stage, params, x, rows, own, jax.checkpoint)
         return _objective(y, sums), sums
 
     dims = {
@@ -140,7 +143,7 @@ def _objective(y, sums):
     return (y**2).mean() + jnp.sin(sums / 100).sum()
 
 
-def _stage(inner, params, x, rows, own, real):
+def _stage(made, inner, params, x, rows, own, numbers):
     """Layers of one stage; each goes through a wall, and leaves the sum of what came in."""
     stream = inner.spec(("activation_batch", "activation_length", None))
 
@@ -152,6 +155,7 @@ def _stage(inner, params, x, rows, own, real):
         after = scaled(x, jax.reshard(factor, PartitionSpec(None))) + shift
         return after if counts is None else jnp.where(counts, after, x), x.sum()
 
+    real = numbers < made.pipelined if made.padding else None
     return jax.lax.scan(layer, x, (params, own, real))
 
 

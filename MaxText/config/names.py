@@ -53,7 +53,7 @@ _BY_SENTENCE: dict[str, str] = {
     "use plan_only=true to see how each tensor is sharded": "debug_sharding",
     "token ids are always checked and a non-finite loss stops the run (abort_on_nan_loss)": "max_checkify",
     # architecture
-    "there is no dropout; leave it out": "dropout_rate enable_dropout",
+    "dropout_rate alone decides; leave it out": "enable_dropout",
     "the output projection is as wide as base_emb_dim": "attention_output_dim",
     "the embedding chooses its lookup itself": "use_iota_embed",
     "positions are rope's, or learned: trainable_position_size": "use_untrainable_positional_embedding",

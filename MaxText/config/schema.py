@@ -308,6 +308,7 @@ class Optimizer(Group):
     adam_weight_decay: NonNegative = key(0.1, "decoupled weight decay, on matrices only")
     gradient_clipping_threshold: NonNegative = key(1.0, "limit on the global norm of the gradient; 0 = off")
     z_loss_multiplier: NonNegative = key(0.0, "weight of the square of log Z in the loss; 0 = off")
+    dropout_rate: Decay = key(0.0, "share of the embedding and of each sublayer's output that training drops; 0 = off")
 
 
 class Checkpoint(Group):

@@ -108,10 +108,11 @@ def named(cfg: Any, spec: LayerSpec, layout: Layout, size: Sizes) -> dict[str, f
 def unnamed(cfg: Any, spec: LayerSpec, layout: Layout, size: Sizes, flashes: bool) -> float:
     """Bytes of what else the backward pass of a layer reads where nothing is computed again, as a compiled program
     holds it: three float32 arrays of each norm; of the feed-forward five in float32 and the product (in place of the
-    branches, which have names); attention scores in float32 and as weights."""
+    branches, which have names); attention scores in float32 and as weights; what two dropouts kept, a byte each."""
     branches, wide = len(cfg.mlp_activations), spec.mlp_dim / used(layout, "mlp") if spec.ffn != "moe" else 0
     of_wide = 5 * 4 + (1 - branches) * size.itemsize
-    found = size.tokens * (6 * 4 * cfg.emb_dim + of_wide * wide)
+    masks = 2 if cfg.dropout_rate else 0
+    found = size.tokens * ((6 * 4 + masks) * cfg.emb_dim + of_wide * wide)
     if spec.experts:
         rows = expert_rows(cfg, size)
         found += rows * (size.itemsize * cfg.emb_dim + of_wide * cfg.moe_mlp_dim / used(layout, "moe_mlp"))

@@ -15,6 +15,7 @@ from jaxtyping import Array, Bool, Float, Int
 from MaxText.architecture import LayerSpec, Reach, Rope
 from MaxText.blueprint import ONES, ZEROS, Init, Param, fan_in, normal
 from MaxText.layers import attend, dot_product, norm, rope
+from MaxText.layers.dropout import Noise
 from MaxText.layers.masks import Places
 from MaxText.layout import Axes, Kernel, Layout, project, project_many
 
@@ -48,6 +49,11 @@ class Context(NamedTuple):
     temper_BS: Float[Array, "B S"] | None = None  # factor on the queries of tempered layers
     token_BS: Bool[Array, "B S"] | None = None  # False on padding; None: no padding
     slot: Int[Array, ""] | None = None  # where the first query of this call goes in the cache
+    noise: Noise | None = None  # None: nothing is dropped
+
+    def of_layer(self, number: Any) -> Context:
+        """The same for one layer, counted over the whole model."""
+        return self if self.noise is None else self._replace(noise=self.noise.of_layer(number))
 
 
 def declare(cfg: Any, spec: LayerSpec) -> dict[str, Param]:

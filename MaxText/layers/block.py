@@ -8,7 +8,7 @@ from jaxtyping import Array, Float
 
 from MaxText.architecture import LayerSpec
 from MaxText.blueprint import ONES, Param
-from MaxText.layers import attention, layer_input, mla, mlp, moe, norm
+from MaxText.layers import attention, dropout, layer_input, mla, mlp, moe, norm
 from MaxText.layers.attention import Cache, Context
 from MaxText.layers.router import Routing
 from MaxText.layout import Layout
@@ -85,9 +85,11 @@ def block(
         y, cache, index_loss = mla.mla(cfg, spec, layout, params["attention"], inner, context, cache)
     else:
         y, cache, keys = attention.attention(cfg, spec, layout, params["attention"], inner, context, cache, lent)
-    x = x + _normed(cfg, layout, params, "attention_post_norm", y)
+    y = _normed(cfg, layout, params, "attention_post_norm", y)
+    x = x + dropout.dropout(cfg, layout, context.noise, y, dropout.ATTENTION)
     y, routing = _feed_forward(cfg, spec, layout, params, x, context)
-    x = x + _normed(cfg, layout, params, "mlp_post_norm", y)
+    y = _normed(cfg, layout, params, "mlp_post_norm", y)
+    x = x + dropout.dropout(cfg, layout, context.noise, y, dropout.FEED_FORWARD)
     if own_BSP is not None:
         x = x + layer_input.layer_input(cfg, layout, params["layer_input"], x, own_BSP)
     if "output_scale" in params:

@@ -54,9 +54,9 @@ def run(
 ) -> tuple[Float[Array, "B S D"], Any]:
     """(the stream after the pipelined layers, what they leave beside, stacked over L).
 
-    `stage(layout, params [K, ...], x, rows, own [K, n, B, S, P], real)` is one turn of one stage on one microbatch;
-    `real` [K] is false for the empty repeats of a schedule that has any, and None otherwise; `tree` is the blueprint of
-    `params`, the segment's parameters; `own` are vectors of each layer's own, in the order of layers.
+    `stage(layout, params [K, ...], x, rows, own [K, n, B, S, P], numbers)` is one turn of one stage on one microbatch;
+    `numbers` [K] are those of its repeats, from `schedule.pipelined` on empty ones; `tree` is the blueprint of the
+    segment's parameters, `params`; `own` are vectors of each layer's own, in the order of layers.
     `checkpoint` wraps an iteration and decides on what it keeps for the backward pass."""
     inner = layout.inside(AXIS)
     weights = _to_stages(layout, inner, schedule, tree, params)
@@ -172,7 +172,7 @@ def _item(schedule: Schedule, t: Array) -> tuple[Array, Array]:
 
 def _taken(schedule: Schedule, weights: Any, x: Array, items: Any, own: Array | None, t: Array) -> tuple[Any, ...]:
     """What the stages need in iteration t: weights of the round [P, K, ...], the stream, ids [P, B, S] and own vectors
-    [P, K n, B, S, P] of the microbatch, and which repeats are no empty ones [P, K]."""
+    [P, K n, B, S, P] of the microbatch, and the numbers of the repeats [P, K]."""
 
     def local(weights: Any, items: Any, own: Array | None, t: Array) -> Any:
         number, microbatch = _item(schedule, t)
@@ -180,7 +180,7 @@ def _taken(schedule: Schedule, weights: Any, x: Array, items: Any, own: Array | 
             weights = jax.tree.map(lambda w: _at(w, number, 0), weights)
         items = jax.tree.map(lambda ids: _at(ids, microbatch, 1), items)
         own = None if own is None else _at(_at(own, number, 1), microbatch, 2)
-        return weights, items, own, _real(schedule, number)
+        return weights, items, own, _numbers(schedule, number)
 
     def without(tree: Any, *dims: int) -> Any:
         return jax.tree.map(lambda x: PartitionSpec(*(e for i, e in enumerate(_spec(x)) if i not in dims)), tree)
@@ -189,19 +189,17 @@ def _taken(schedule: Schedule, weights: Any, x: Array, items: Any, own: Array | 
         without(weights, 0) if schedule.repeats > 1 else _specs(weights),
         without(items, 1),
         without(own, 1, 3),
-        PartitionSpec(AXIS) if schedule.padding else None,
+        PartitionSpec(AXIS),
     )
     in_specs = (_specs(weights), _specs(items), _specs(own), PartitionSpec())
-    weights, items, own, real = jax.shard_map(local, in_specs=in_specs, out_specs=out_specs)(weights, items, own, t)
-    return weights, x, items, own, real
+    weights, items, own, numbers = jax.shard_map(local, in_specs=in_specs, out_specs=out_specs)(weights, items, own, t)
+    return weights, x, items, own, numbers
 
 
-def _real(schedule: Schedule, number: Array) -> Array | None:
-    """[1, K]: which repeats of this stage in this round are no empty ones; None if none is."""
-    if not schedule.padding:
-        return None
+def _numbers(schedule: Schedule, number: Array) -> Array:
+    """[1, K]: the repeats of this stage in round `number`, counted over all stages and rounds."""
     first = (number * schedule.stages + jax.lax.axis_index(AXIS)) * schedule.depth
-    return (first + jnp.arange(schedule.depth) < schedule.pipelined)[None]
+    return (first + jnp.arange(schedule.depth))[None]
 
 
 def _hand_over(schedule: Schedule, waiting: Array, x: Array, t: Array) -> tuple[Array, Array]:
