@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import subprocess
@@ -11,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks import calibrate, published
 from benchmarks import memory as bench_memory
-from benchmarks import published
 from MaxText import cli, config, cost, forecast, hardware
 from MaxText.cost import timing
 from MaxText.errors import ConfigError, PlanError
@@ -252,6 +253,29 @@ def test_published_runs_fit():
     found = {row.id: forecast.of_plan(row.cfg, row.hardware, row.plan) for row in published.rows()}
     assert [id for id, one in found.items() if not one.fits] == []
     assert {id for id, one in found.items() if one.memory.total > 1.15 * one.capacity} == {"T07"}
+
+
+def test_a_chip_that_no_published_step_calibrated_is_told():
+    keys = {"model_name": "llama3.1-8b", "ici_fsdp_parallelism": -1, "ici_tensor_parallelism": 1}
+    for name, steps, error in (("v5p-32", 0, "chip_left_out"), ("v6e-16", 11, "model_left_out")):
+        one = made(**keys, hardware=name)
+        told = forecast.as_dict(one)["step_seconds_error"]
+        assert told == {"published_steps": steps} | dict(
+            zip(("median", "worst"), getattr(cost.load(), error), strict=True)
+        )
+        assert any("calibrated by no" in warning for warning in one.warnings) == (steps == 0)
+        assert f"{steps or 'no'} published steps of" in forecast.text(one)
+    assert forecast.as_dict(forecast.make(toy_config(), cpu(1)))["step_seconds_error"] is None
+
+
+def test_a_chip_that_was_not_seen_is_no_busier_than_the_busiest():
+    """Matrix units fed without a break would be: such a step takes as long as the best published one would."""
+    fed = timing.Pass("all", 1.0, matmul=1.0)
+    step = timing.Step((fed,), 1, "v5p", "tpu")
+    e = cost.Efficiency(matmul=1.0, chips={"v6e": 1.0}, busiest=0.8)
+    assert timing.seconds(step, e).total == pytest.approx(1 / 0.8)
+    assert timing.seconds(dataclasses.replace(step, chip="v6e"), e).total == pytest.approx(1.0)
+    assert cost.load().busiest == pytest.approx(calibrate.busiest(published.rows()), rel=1e-3)
 
 
 def test_published_times_are_met():
