@@ -71,7 +71,8 @@ def fit(train: Sequence[Row]) -> Efficiency:
         return np.concatenate([weights * errors, PULL * logarithms / spreads])
 
     found = efficiency(least_squares(residuals, np.zeros(len(spreads))).x, chips)
-    return replace(found, busiest=busiest(train), rows=dict(Counter(row.chip for row in train)))
+    seen = {"rows": dict(Counter(row.chip for row in train)), "most_slices": max(row.ideal.slices for row in train)}
+    return replace(found, busiest=busiest(train), **seen)
 
 
 def errors(test: Sequence[Row], found: Efficiency) -> list[float]:
@@ -130,7 +131,7 @@ def written(found: Efficiency) -> str:
         "# Written by `python -m benchmarks.calibrate write` from benchmarks/published/; do not edit.",
         "# What each number means: MaxText/cost/efficiency.py.",
     ]
-    lines += [f"{name}: {getattr(found, name):.4g}" for name in (*PRIOR, *FIXED, "busiest")]
+    lines += [f"{name}: {getattr(found, name):.4g}" for name in (*PRIOR, *FIXED, "busiest", "most_slices")]
     lines += ["chips:", *[f"  {chip}: {value:.4g}" for chip, value in found.chips.items()]]
     lines += ["rows:", *[f"  {chip}: {found.rows[chip]}" for chip in found.chips]]
     lines += [f"{name}: [{', '.join(map(str, getattr(found, name)))}]" for name in ("model_left_out", "chip_left_out")]

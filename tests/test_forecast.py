@@ -173,6 +173,9 @@ def test_warnings_name_what_may_be_a_mistake():
     assert any(
         "announced" in warning for warning in made(**free, model_name="llama3.1-8b", hardware="tpu8t-64").warnings
     )
+    copies = {"model_name": "llama3.1-8b", "per_device_batch_size": 1.0} | free
+    many = [made(**copies, hardware=f"{slices}xv6e-16").warnings for slices in (32, 64)]
+    assert [any("64 slices" in warning for warning in warnings) for warnings in many] == [False, True]
     narrow = made(**(free | {"ici_tensor_parallelism": 4}), model_name="qwen3-30b-a3b", hardware="v6e-64")
     assert any("matrix unit" in warning for warning in narrow.warnings)
 

@@ -27,8 +27,8 @@ class Efficiency:
     busiest: the most that any published step made of the rate that its chip's own matmuls reach; a chip that was not
     seen counts as no better.
 
-    How far to trust it: rows, published steps of each chip; model_left_out and chip_left_out, the error (median, worst)
-    on models and on chips that were not fitted to."""
+    How far to trust it: most_slices, that a step was published of; rows, published steps of each chip; model_left_out
+    and chip_left_out, the error (median, worst) on models and on chips that were not fitted to."""
 
     matmul: float = 0.95
     grouped: float = 0.6
@@ -43,6 +43,7 @@ class Efficiency:
     straggler_power: float = 0.47
     chips: Mapping[str, float] = field(default_factory=dict, hash=False)
     busiest: float = 1.0
+    most_slices: int = 1
     rows: Mapping[str, int] = field(default_factory=dict, hash=False)
     model_left_out: tuple[float, float] = (0.0, 0.0)
     chip_left_out: tuple[float, float] = (0.0, 0.0)

@@ -123,6 +123,11 @@ def _chip(cfg: Any, plan: planner.Plan, hardware: Hardware) -> Iterator[str]:
             f"the time is calibrated by no published step of {chip.name}, only by those of other chips: on chips left "
             f"out of the calibration it was off by {median:.1%} (median), {worst:.0%} at worst."
         )
+    if chip.platform == "tpu" and hardware.slices > (most := cost.load().most_slices):
+        yield (
+            f"what {hardware.slices} slices lose to each other is extrapolated: the published steps had up to {most}, "
+            "and the part of a step that is lost grows with their number."
+        )
     if chip.announced:
         yield f"{chip.name} is announced, not measured: its rates are the vendor's, and some are assumed."
     width = cfg.moe_mlp_dim / sizes.used(plan.layout, "moe_mlp")
