@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from MaxText import catalogue, config, forecast
+from MaxText import catalogue, config, forecast, remat
 from MaxText import hardware as hardware_room
 from MaxText.config.resolved import scalar
-from MaxText.cost.memory import ROOM
 from MaxText.errors import ConfigError, PlanError, StorageError
 from MaxText.forecast import Forecast
+from MaxText.forecast.refusal import LEAN, changed, first_cure
 from MaxText.forecast.text import duration, size
 from MaxText.hardware import Hardware
 from MaxText.plan_verb import require_config
@@ -38,6 +38,7 @@ class Finding:
         return f"{self.rule}: {self.problem}{lines}"
 
 
+DEGREES = tuple(f"{level}_{axis}_parallelism" for level in ("ici", "dcn") for axis in forecast.MESH_AXES)
 FATAL = ("legality", "memory")  # rules whose findings keep a recipe from running
 Rule = Callable[[Forecast], Finding | None]
 RULES: dict[str, Rule] = {}
@@ -51,21 +52,9 @@ def rule(name: str) -> Callable[[Rule], Rule]:
     return register
 
 
-def _with(one: Forecast, **changes: Any) -> Forecast | None:
-    """The forecast with other values; None where the planner refuses them."""
-    try:
-        return forecast.make(one.cfg.replace(**changes), one.hardware)
-    except (ConfigError, PlanError):
-        return None
-
-
-def _has_room(one: Forecast) -> bool:
-    return one.capacity is None or one.memory.total <= ROOM * one.capacity
-
-
 def _faster(one: Forecast, other: Forecast | None) -> str:
     """By how much another forecast is faster, in words; empty where it is not, or does not fit."""
-    if other is None or one.seconds is None or other.seconds is None or not _has_room(other):
+    if other is None or one.seconds is None or other.seconds is None or not other.has_room:
         return ""
     gain = 1 - other.seconds.total / one.seconds.total
     times = f"{duration(other.seconds.total)} instead of {duration(one.seconds.total)} a step"
@@ -75,33 +64,26 @@ def _faster(one: Forecast, other: Forecast | None) -> str:
 @rule("memory")
 def too_large(one: Forecast) -> Finding | None:
     """The plan does not fit."""
-    if _has_room(one):
+    if one.has_room:
         return None
-    rows, count = one.plan.global_batch_size, one.plan.microbatches
-    ladder: list[dict[str, Any]] = [{"remat_policy": "full"}]
-    ladder += [
-        {"remat_policy": "full", "global_batch_size": rows, "gradient_accumulation_steps": count * more}
-        for more in range(2, 65)
-        if rows % (count * more) == 0
-    ]
-    ladder += [step | {"num_vocab_tiling": 8} for step in ladder]
-    for cure in ladder:
-        other = _with(one, **cure)
-        if other is not None and _has_room(other):
-            changed = {key: value for key, value in cure.items() if getattr(one.cfg, key) != value}
-            return Finding("memory", f"{_needs(one)}; with these keys {_needs(other)}", changed)
-    if not one.cfg.auto_plan and (other := _planned(one)) is not None:
-        return Finding("memory", f"{_needs(one)}; as auto_plan chooses, {_needs(other)}", {"auto_plan": True})
+    if found := first_cure(one):
+        return Finding("memory", f"{_needs(one)}; with these keys {_needs(found[1])}", found[0])
+    if not one.cfg.auto_plan and (keys := _searched(one.cfg, one.hardware, (*DEGREES, "remat_policy", *remat.KEYS))):
+        other = changed(one, keys)
+        return Finding("memory", f"{_needs(one)}; as auto_plan chooses, {_needs(other or one)}", keys)
+    if found := first_cure(one, LEAN):
+        return Finding("memory", f"{_needs(one)}; in narrower types {_needs(found[1])}", found[0])
     return Finding("memory", f"{_needs(one)}; no mesh, remat policy or microbatch helps: take more devices", {})
 
 
-def _planned(one: Forecast) -> Forecast | None:
-    """What the automatic choice makes of the same rows; None where it finds nothing."""
+def _searched(cfg: Any, hardware: Hardware, free: Sequence[str]) -> dict[str, Any]:
+    """What the automatic choice changes where the keys in `free` are its own; nothing where it finds no plan."""
+    freed = {key: _default(key) for key in free}
     try:
-        rows = one.plan.global_batch_size
-        return forecast.of_config(one.cfg.replace(auto_plan=True, global_batch_size=rows))
+        found = forecast.choose(cfg.replace(**freed), hardware_room.with_rates(hardware))
     except (ConfigError, PlanError):
-        return None
+        return {}
+    return {key: value for key, value in {**freed, **found.changes}.items() if getattr(cfg, key) != value}
 
 
 def _needs(one: Forecast) -> str:
@@ -114,7 +96,7 @@ def recomputes_for_nothing(one: Forecast) -> Finding | None:
     if one.cfg.remat_policy != "full" or one.hardware.platform == "cpu":
         return None
     for policy in ("minimal_with_context", "save_dot_except_mlp", "save_qkv_proj", "save_out_proj"):
-        if gain := _faster(one, _with(one, remat_policy=policy)):
+        if gain := _faster(one, changed(one, {"remat_policy": policy})):
             return Finding("remat", f"there is room to keep more: {gain}", {"remat_policy": policy})
     return None
 
@@ -125,7 +107,7 @@ def more_microbatches_than_needed(one: Forecast) -> Finding | None:
     for count in range(1, one.plan.microbatches):
         if one.plan.microbatches % count == 0:
             cure = {"global_batch_size": one.plan.global_batch_size, "gradient_accumulation_steps": count}
-            if gain := _faster(one, _with(one, **cure)):
+            if gain := _faster(one, changed(one, cure)):
                 return Finding("accumulation", f"{count} microbatches fit: {gain}", cure)
     return None
 
@@ -148,7 +130,7 @@ def pieces_across_slices(one: Forecast) -> Finding | None:
     cure = {f"dcn_{axis}_parallelism": 1 for axis in busy} | {"dcn_data_parallelism": one.plan.dcn["data"]}
     for degree in busy.values():
         cure["dcn_data_parallelism"] *= degree
-    gain = _faster(one, _with(one, **cure))
+    gain = _faster(one, changed(one, cure))
     shown = ", ".join(f"dcn_{axis}_parallelism={n}" for axis, n in busy.items())
     return (
         Finding("slices", f"{shown} works between slices in every layer; with data there: {gain}", cure)
@@ -164,7 +146,7 @@ def copies_where_pieces_would_do(one: Forecast) -> Finding | None:
     if one.plan.ici["data"] == 1 or mesh["fsdp"] > 1 or one.plan.parameter_bytes < 1 << 30:
         return None
     cure = {"ici_data_parallelism": 1, "ici_fsdp_parallelism": one.plan.ici["data"]}
-    other = _with(one, **cure)
+    other = changed(one, cure)
     if other is None:
         return None
     both = f"{size(one.plan.state_bytes)} of state, {size(other.plan.state_bytes)} in pieces"
@@ -179,7 +161,7 @@ def tensor_where_fsdp_would_do(one: Forecast) -> Finding | None:
     if ways == 1:
         return None
     cure = {"ici_tensor_parallelism": 1, "ici_fsdp_parallelism": one.plan.ici["fsdp"] * ways}
-    gain = _faster(one, _with(one, **cure))
+    gain = _faster(one, changed(one, cure))
     return Finding("tensor", f"tensor={ways} is waited for in every layer; with fsdp: {gain}", cure) if gain else None
 
 
@@ -210,8 +192,6 @@ def saves_too_often(one: Forecast) -> Finding | None:
 @rule("offload")
 def offloads_to_itself(one: Forecast) -> Finding | None:
     """On a CPU host and device memory are the same."""
-    from MaxText import remat
-
     if one.hardware.platform != "cpu" or not remat.offloads(one.cfg):
         return None
     cure = {"remat_policy": "full"} | {
@@ -239,15 +219,7 @@ def examine(cfg: Any, hardware: Hardware) -> list[Finding]:
 
 def _illegal(cfg: Any, hardware: Hardware, refused: PlanError) -> Finding:
     """The degrees that the search finds, where it finds any."""
-    keys = [f"{level}_{axis}_parallelism" for level in ("ici", "dcn") for axis in forecast.MESH_AXES]
-    free = {key: _default(key) for key in keys}
-    try:
-        chosen = forecast.choose(cfg.replace(**free), hardware_room.with_rates(hardware)).cfg
-    except (ConfigError, PlanError):
-        return Finding("legality", str(refused), {})
-    wanted = (*keys, "global_batch_size", "gradient_accumulation_steps", "remat_policy")
-    cure = {key: getattr(chosen, key) for key in wanted if getattr(chosen, key) != getattr(cfg, key)}
-    return Finding("legality", str(refused), cure)
+    return Finding("legality", str(refused), _searched(cfg, hardware, DEGREES))
 
 
 def doctor(arguments: Sequence[str]) -> str:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from MaxText import config, doctor, hardware
+from MaxText import config, doctor, forecast, hardware
 from MaxText.errors import ConfigError, PlanError
 
 ROOT = Path(__file__).parents[1]
@@ -64,6 +64,30 @@ def test_a_rule_is_tripped_and_its_cure_cures(rule):
     found = findings[rule]
     assert found.cure and any(character.isdigit() for character in found.problem)
     assert rule not in {again.rule for again in examine(**(keys | dict(found.cure)))}
+
+
+def test_what_no_ladder_cures_the_search_does_with_what_was_fixed_set_free():
+    """Copies of 70B on every device: the cure stands by itself, as keys."""
+    keys = GOOD | {"model_name": "llama3.1-70b", "hardware": "v5p-64", "per_device_batch_size": 1.0}
+    keys |= {"ici_data_parallelism": 32, "ici_fsdp_parallelism": 1}
+    (found,) = examine(**keys)
+    assert found.rule == "memory" and "as auto_plan chooses" in found.problem
+    assert found.cure["ici_data_parallelism"] < 32 and "auto_plan" not in found.cure
+    assert "memory" not in {again.rule for again in examine(**(keys | dict(found.cure)))}
+
+
+def test_narrower_types_come_last():
+    """Where no mesh would do with the types as they are: they give another result."""
+    (found,) = examine(**GOOD | {"model_name": "mistral-7b-v0.1", "hardware": "v6e-4", "max_target_length": 1024})
+    assert found.rule == "memory" and found.cure["mu_dtype"] == found.cure["grad_dtype"] == "bfloat16"
+
+
+def test_doctor_and_refusal_give_the_same_advice():
+    cfg = config.make(**(GOOD | TRIPS["memory"]))
+    one = forecast.of_config(cfg)
+    (found,) = doctor.examine(cfg, one.hardware)
+    lines = {line.strip() for line in str(forecast.refusal(one)).partition("Try:")[2].split("\n") if line}
+    assert lines == {f"{key}={value}" for key, value in found.cure.items()}
 
 
 def test_a_cure_that_gains_nothing_is_not_offered():

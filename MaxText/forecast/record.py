@@ -41,6 +41,11 @@ class Forecast:
         return self.capacity is None or self.memory.least <= self.capacity * (1 + memory.ERROR)
 
     @property
+    def has_room(self) -> bool:
+        """Whether a choice or a cure may be this plan: it leaves the room that the estimate's error asks for."""
+        return self.capacity is None or self.memory.total <= memory.ROOM * self.capacity
+
+    @property
     def room(self) -> str:
         """ "ample", "tight" (above 92 % of a device by the estimate), "doubtful" (above all of it) or "none"."""
         if not self.fits:

@@ -59,10 +59,11 @@ class Tried:
 
 @dataclass(frozen=True)
 class Choice:
-    """What the search found: the configuration with the choices in it, {key: reason}, the best rejected alternatives
-    and why each lost, and what a person may want to do otherwise."""
+    """What the search found: the configuration with the choices in it, {key: value} of these, {key: reason}, the best
+    rejected alternatives and why each lost, and what a person may want to do otherwise."""
 
     cfg: Any
+    changes: Mapping[str, Any]
     reasons: dict[str, str]
     rejected: tuple[dict[str, str], ...]
     warnings: tuple[str, ...]
@@ -89,6 +90,7 @@ def choose(cfg: Any, hardware: Hardware) -> Choice:
     best = min(alike, key=lambda one: (sum(n > 1 for n in one.mesh.values()), one.microbatches, one.seconds))
     return Choice(
         cfg.replace(**best.changes),
+        best.changes,
         _reasons(cfg, best, tried),
         _rejected(best, tried),
         _faster(cfg, best, tried, hardware),
