@@ -93,7 +93,7 @@ class Architecture(Group):
     layer_output_scale: bool = key(False, "multiply the output of each layer by a learned number")
     dense_init_scale: Positive = key(1.0, "variance scale of the initial kernels")
     attention: Literal["autoselected", "flash", "dot_product"] = key(
-        "autoselected", "flash = a kernel that writes no scores, dot_product = plain XLA; autoselected = flash on a TPU"
+        "autoselected", "flash = a kernel without scores in memory; dot_product = XLA; autoselected = flash on TPU"
     )
     attention_type: AttentionType = key("global", "what a query sees, in every layer; mla = latent attention, sees all")
     layer_pattern: Pattern = key(
