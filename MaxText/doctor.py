@@ -22,6 +22,7 @@ from MaxText.hardware import Hardware
 from MaxText.plan_verb import require_config
 
 ROUNDS = 6
+WORTH = 0.02  # of a step: what a cure of slowness must gain to be offered
 
 
 @dataclass(frozen=True)
@@ -62,13 +63,13 @@ def _has_room(one: Forecast) -> bool:
     return one.capacity is None or one.memory.total <= ROOM * one.capacity
 
 
-def _faster(one: Forecast, other: Forecast | None, least: float = 0.02) -> str:
+def _faster(one: Forecast, other: Forecast | None) -> str:
     """By how much another forecast is faster, in words; empty where it is not, or does not fit."""
     if other is None or one.seconds is None or other.seconds is None or not _has_room(other):
         return ""
     gain = 1 - other.seconds.total / one.seconds.total
     times = f"{duration(other.seconds.total)} instead of {duration(one.seconds.total)} a step"
-    return times if gain >= least else ""
+    return times if gain >= WORTH else ""
 
 
 @rule("memory")
@@ -147,7 +148,7 @@ def pieces_across_slices(one: Forecast) -> Finding | None:
     cure = {f"dcn_{axis}_parallelism": 1 for axis in busy} | {"dcn_data_parallelism": one.plan.dcn["data"]}
     for degree in busy.values():
         cure["dcn_data_parallelism"] *= degree
-    gain = _faster(one, _with(one, **cure), least=-0.01)
+    gain = _faster(one, _with(one, **cure))
     shown = ", ".join(f"dcn_{axis}_parallelism={n}" for axis, n in busy.items())
     return (
         Finding("slices", f"{shown} works between slices in every layer; with data there: {gain}", cure)
@@ -241,7 +242,7 @@ def _illegal(cfg: Any, hardware: Hardware, refused: PlanError) -> Finding:
     keys = [f"{level}_{axis}_parallelism" for level in ("ici", "dcn") for axis in forecast.MESH_AXES]
     free = {key: _default(key) for key in keys}
     try:
-        chosen, _, _ = forecast.choose(cfg.replace(**free), hardware_room.with_rates(hardware))
+        chosen = forecast.choose(cfg.replace(**free), hardware_room.with_rates(hardware)).cfg
     except (ConfigError, PlanError):
         return Finding("legality", str(refused), {})
     wanted = (*keys, "global_batch_size", "gradient_accumulation_steps", "remat_policy")

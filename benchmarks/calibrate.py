@@ -16,6 +16,7 @@ import json
 import sys
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -52,6 +53,11 @@ def efficiency(logarithms: np.ndarray, chips: Sequence[str]) -> Efficiency:
     return Efficiency(**shares, **FIXED, chips=dict(zip(chips, map(float, factors), strict=True)))
 
 
+def busiest(train: Sequence[Row]) -> float:
+    """The most that a published step made of the rate that its chip's own matmuls reach; fact, not fit."""
+    return max(row.ideal.fed / row.seconds for row in train)
+
+
 def fit(train: Sequence[Row]) -> Efficiency:
     """The shares that fit these rows best."""
     chips = sorted({row.chip for row in train})
@@ -64,7 +70,9 @@ def fit(train: Sequence[Row]) -> Efficiency:
         errors = [np.log(timing.seconds(row.ideal, found).total / row.seconds) for row in train]
         return np.concatenate([weights * errors, PULL * logarithms / spreads])
 
-    return efficiency(least_squares(residuals, np.zeros(len(spreads))).x, chips)
+    found = efficiency(least_squares(residuals, np.zeros(len(spreads))).x, chips)
+    seen = {"rows": dict(Counter(row.chip for row in train)), "most_slices": max(row.ideal.slices for row in train)}
+    return replace(found, busiest=busiest(train), **seen)
 
 
 def errors(test: Sequence[Row], found: Efficiency) -> list[float]:
@@ -101,6 +109,12 @@ def left_out(every: Sequence[Row], field: str) -> dict[str, tuple[list[float], l
     return found
 
 
+def overall(found: dict[str, tuple[list[float], list[float]]]) -> tuple[float, float]:
+    """(median, worst) error of all rows that were left out."""
+    ours = [e for pair in found.values() for e in pair[0]]
+    return median(ours), round(max(map(abs, ours)), 4)
+
+
 def table(title: str, found: dict[str, tuple[list[float], list[float]]]) -> list[str]:
     lines = [f"\n| {title} | rows | median error | worst | mean MFU instead |", "| --- | --- | --- | --- | --- |"]
     for value, (ours, mean) in found.items():
@@ -117,26 +131,29 @@ def written(found: Efficiency) -> str:
         "# Written by `python -m benchmarks.calibrate write` from benchmarks/published/; do not edit.",
         "# What each number means: MaxText/cost/efficiency.py.",
     ]
-    lines += [f"{name}: {getattr(found, name):.4g}" for name in (*PRIOR, *FIXED)]
-    return "\n".join([*lines, "chips:", *[f"  {chip}: {value:.4g}" for chip, value in found.chips.items()]]) + "\n"
+    lines += [f"{name}: {getattr(found, name):.4g}" for name in (*PRIOR, *FIXED, "busiest", "most_slices")]
+    lines += ["chips:", *[f"  {chip}: {value:.4g}" for chip, value in found.chips.items()]]
+    lines += ["rows:", *[f"  {chip}: {found.rows[chip]}" for chip in found.chips]]
+    lines += [f"{name}: [{', '.join(map(str, getattr(found, name)))}]" for name in ("model_left_out", "chip_left_out")]
+    return "\n".join(lines) + "\n"
 
 
 def main(arguments: Sequence[str]) -> None:
     every = rows()
     found = fit(every)
     fitted = dict(zip((row.id for row in every), errors(every, found), strict=True))
-    print(written(found))
     print("| row | model | chip | published s | modelled | \n| --- | --- | --- | --- | --- |")
     for row in every:
         print(f"| {row.id} | {row.model} | {row.hardware.slice.name} | {row.seconds:.3f} | {fitted[row.id]:+.1%} |")
     by_model, by_chip = left_out(every, "model"), left_out(every, "chip")
     print("\n".join(table("model left out", by_model) + table("chip left out", by_chip)))
+    found = replace(found, model_left_out=overall(by_model), chip_left_out=overall(by_chip))
+    print("\n" + written(found))
     if "write" in arguments:
         FILE.write_text(written(found), encoding="utf-8")
     result = {"rows": len(every), "fitted": median(list(fitted.values()))}
-    result |= {"model_left_out": median([e for pair in by_model.values() for e in pair[0]])}
-    result |= {"chip_left_out": median([e for pair in by_chip.values() for e in pair[0]])}
-    print("\n" + json.dumps(result))
+    result |= {"model_left_out": found.model_left_out[0], "chip_left_out": found.chip_left_out[0]}
+    print(json.dumps(result))
 
 
 if __name__ == "__main__":

@@ -182,6 +182,8 @@ def report(known: dict[str, Any]) -> dict[str, Any]:
         "cells": len(errors),
         "median": round(float(np.median(sizes)), 4),
         "p95": round(float(np.quantile(sizes, 0.95)), 4),
+        "low": round(float(np.quantile(errors, 0.05)), 4),
+        "high": round(float(np.quantile(errors, 0.95)), 4),
         "state_worst": round(max(states), 6),
     }
 

@@ -94,6 +94,10 @@ def test_tori_wrap_by_the_rule(name, wraps, not_wraps):
         ("h100-12", "plan.slice-size", ("12", "h100-8", "multiple of 8")),
         ("v6e-3x3", "plan.slice-shape", ("3x3", "v6e-2x4")),
         ("tpu7x-4x4x6", "plan.slice-shape", ("4x4x6", "multiples of 4", "tpu7x-4x4x8")),
+        ("100000xv6e-256", "plan.slices", ("25,600,000", "up to 3,906 slices")),
+        ("h100-1600000", "plan.slices", ("1,600,000", "125,000")),
+        ("v6e-" + "9" * 5000, "plan.unknown-chip", ("v6e",)),
+        ("", "plan.unknown-chip", ("hardware is empty", "v5p-512")),
         ("v6e-4x4x4", "plan.slice-shape", ("4x4x4",)),
         ("v5p-32x32x32", "plan.slice-shape", ("32x32x32", "8960")),
     ],
@@ -103,6 +107,13 @@ def test_what_no_slice_is_called_is_refused(name, id, words):
         catalogue.slice_of(name)
     assert caught.value.id == id and caught.value.exit_code == 3
     assert all(word in str(caught.value) for word in words), caught.value
+
+
+def test_the_largest_run_that_could_be():
+    assert catalogue.slice_of("3906xv6e-256").chips == 999_936
+    with pytest.raises(PlanError) as caught:
+        catalogue.slice_of("v6e-256", 3907)
+    assert caught.value.id == "plan.slices"
 
 
 def test_both_ways_to_say_how_many_slices_must_agree():

@@ -27,9 +27,8 @@ TRIPS = {
     "precision": {"dtype": "float32", "per_device_batch_size": 1.0},
     "slices": {
         "hardware": "2xv5p-32",
-        "dcn_fsdp_parallelism": 2,
+        "dcn_context_parallelism": 2,
         "dcn_data_parallelism": 1,
-        "per_device_batch_size": 3.0,
     },
     "copies": {"model_name": "llama3.2-1b", "ici_data_parallelism": 16, "ici_fsdp_parallelism": 1},
     "tensor": {"ici_tensor_parallelism": 8, "per_device_batch_size": 1.0},
@@ -65,6 +64,17 @@ def test_a_rule_is_tripped_and_its_cure_cures(rule):
     found = findings[rule]
     assert found.cure and any(character.isdigit() for character in found.problem)
     assert rule not in {again.rule for again in examine(**(keys | dict(found.cure)))}
+
+
+def test_a_cure_that_gains_nothing_is_not_offered():
+    """Parameters in pieces over two slices: by the forecast a step with copies there takes as long."""
+    across = {
+        "hardware": "2xv5p-32",
+        "dcn_fsdp_parallelism": 2,
+        "dcn_data_parallelism": 1,
+        "per_device_batch_size": 3.0,
+    }
+    assert [found.rule for found in examine(**(GOOD | across))] == []
 
 
 def test_offloading_on_a_cpu():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import subprocess
@@ -11,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks import calibrate, published
 from benchmarks import memory as bench_memory
-from benchmarks import published
 from MaxText import cli, config, cost, forecast, hardware
 from MaxText.cost import timing
 from MaxText.errors import ConfigError, PlanError
@@ -172,6 +173,9 @@ def test_warnings_name_what_may_be_a_mistake():
     assert any(
         "announced" in warning for warning in made(**free, model_name="llama3.1-8b", hardware="tpu8t-64").warnings
     )
+    copies = {"model_name": "llama3.1-8b", "per_device_batch_size": 1.0} | free
+    many = [made(**copies, hardware=f"{slices}xv6e-16").warnings for slices in (32, 64)]
+    assert [any("64 slices" in warning for warning in warnings) for warnings in many] == [False, True]
     narrow = made(**(free | {"ici_tensor_parallelism": 4}), model_name="qwen3-30b-a3b", hardware="v6e-64")
     assert any("matrix unit" in warning for warning in narrow.warnings)
 
@@ -242,6 +246,9 @@ def test_memory_beside_what_the_tpu_compiler_said(capsys):
     found = bench_memory.report(json.loads(bench_memory.FILE.read_text()))
     assert found["cells"] >= 24 and found["state_worst"] < 1e-3
     assert found["median"] < 0.05 and found["p95"] < 0.12
+    # What an automatic choice leaves free, and what it gives up, are the error of 19 in 20.
+    assert cost.memory.ROOM <= 1 + found["low"] < cost.memory.ROOM + 0.02
+    assert cost.memory.HOPE >= 1 + found["high"] > cost.memory.HOPE - 0.02
 
 
 def test_published_runs_fit():
@@ -249,6 +256,29 @@ def test_published_runs_fit():
     found = {row.id: forecast.of_plan(row.cfg, row.hardware, row.plan) for row in published.rows()}
     assert [id for id, one in found.items() if not one.fits] == []
     assert {id for id, one in found.items() if one.memory.total > 1.15 * one.capacity} == {"T07"}
+
+
+def test_a_chip_that_no_published_step_calibrated_is_told():
+    keys = {"model_name": "llama3.1-8b", "ici_fsdp_parallelism": -1, "ici_tensor_parallelism": 1}
+    for name, steps, error in (("v5p-32", 0, "chip_left_out"), ("v6e-16", 11, "model_left_out")):
+        one = made(**keys, hardware=name)
+        told = forecast.as_dict(one)["step_seconds_error"]
+        assert told == {"published_steps": steps} | dict(
+            zip(("median", "worst"), getattr(cost.load(), error), strict=True)
+        )
+        assert any("calibrated by no" in warning for warning in one.warnings) == (steps == 0)
+        assert f"{steps or 'no'} published steps of" in forecast.text(one)
+    assert forecast.as_dict(forecast.make(toy_config(), cpu(1)))["step_seconds_error"] is None
+
+
+def test_a_chip_that_was_not_seen_is_no_busier_than_the_busiest():
+    """Matrix units fed without a break would be: such a step takes as long as the best published one would."""
+    fed = timing.Pass("all", 1.0, matmul=1.0)
+    step = timing.Step((fed,), 1, "v5p", "tpu")
+    e = cost.Efficiency(matmul=1.0, chips={"v6e": 1.0}, busiest=0.8)
+    assert timing.seconds(step, e).total == pytest.approx(1 / 0.8)
+    assert timing.seconds(dataclasses.replace(step, chip="v6e"), e).total == pytest.approx(1.0)
+    assert cost.load().busiest == pytest.approx(calibrate.busiest(published.rows()), rel=1e-3)
 
 
 def test_published_times_are_met():

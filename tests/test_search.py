@@ -10,7 +10,7 @@ import pytest
 
 from MaxText import config, forecast, hardware
 from MaxText.errors import PlanError
-from MaxText.forecast import search
+from MaxText.forecast import search, space
 from tests.helpers import cpu, toy_config
 
 ROOT = Path(__file__).parents[1]
@@ -44,6 +44,46 @@ def test_no_rejected_alternative_is_better(llama):
         assert too_large or other.seconds.total >= llama.seconds.total
 
 
+DENSE = {"model_name": "llama3.1-8b", "dtype": "bfloat16", "scan_layers": True}
+
+
+def typed(*more: str) -> config.Config:
+    given = ["model_name=llama3.1-8b", "dtype=bfloat16", "hardware=v6e-16", "max_target_length=2048"]
+    return config.load([str(ROOT / "configs/base.yml"), *given, "global_batch_size=17", *more])
+
+
+def test_a_faster_plan_without_room_is_said_with_its_keys():
+    """Typed as they stand they give that plan, which is faster, and has less room than a choice leaves."""
+    made = forecast.of_config(typed("auto_plan=true"))
+    (said,) = [warning for warning in made.warnings if warning.startswith("a faster plan may fit")]
+    keys = [word for word in said.split() if "=" in word and word.split("=")[0] in config.Config.model_fields]
+    other = forecast.of_config(typed(*keys[keys.index("auto_plan=false") :]))
+    assert other.seconds.total < (1 - search.REAL) * made.seconds.total
+    assert search.ROOM * made.capacity < other.memory.total <= search.HOPE * made.capacity
+    assert f"({other.memory.total / made.capacity:.0%})" in said and "compile=true" in said
+    assert any("no room" in one["why"] and "faster" in one["why"] for one in made.rejected)
+
+
+def test_where_none_leaves_room_the_nearest_is_named_and_not_taken():
+    with pytest.raises(PlanError) as caught:
+        forecast.of_config(
+            typed("auto_plan=true", "remat_policy=minimal_with_context", "gradient_accumulation_steps=1")
+        )
+    assert caught.value.id == "plan.memory" and "auto_plan=false" in str(caught.value) and "%)" in str(caught.value)
+
+
+@pytest.mark.parametrize(("rows", "length"), [(7, 1024), (17, 2048)])
+def test_rows_that_no_device_count_divides_are_split_by_tokens(rows, length):
+    made = found(**DENSE, hardware="v6e-16", global_batch_size=rows, max_target_length=length)
+    assert made.plan.mesh_shape["tensor"] * made.plan.mesh_shape["context"] == 16
+
+
+def test_degrees_other_than_powers_of_two_are_tried():
+    """192 chips and 64 rows: three ways are left, for copies of nothing; three ways of the tokens of a row do."""
+    made = found(**DENSE, hardware="v5p-384", global_batch_size=64, max_target_length=6144)
+    assert made.plan.mesh_shape["context"] % 3 == 0 and made.fits
+
+
 def test_what_is_fixed_by_hand_stays():
     fixed = {"ici_tensor_parallelism": 4, "remat_policy": "full", "gradient_accumulation_steps": 4}
     made = found(**LLAMA, hardware="v5p-32", global_batch_size=64, **fixed)
@@ -68,11 +108,13 @@ def test_slices_hold_copies():
 def test_meshes_hold_pipelines_within_and_across_slices():
     cfg = config.make(**LLAMA, hardware="4xv5p-32", global_batch_size=256)
     there = hardware.named("4xv5p-32")
-    every = list(search.meshes(cfg, there))
+    every = list(space.meshes(cfg, there))
     stages = {(one["ici_pipeline_parallelism"], one["dcn_pipeline_parallelism"]) for one in every}
     assert {(1, 1), (2, 1), (4, 1), (1, 2), (1, 4), (2, 4)} <= stages
     for one in every:
-        inside, across = ([one[f"{level}_{axis}_parallelism"] for axis in search.MESH_AXES] for level in ("ici", "dcn"))
+        inside, across = (
+            [one[f"{level}_{axis}_parallelism"] for axis in forecast.MESH_AXES] for level in ("ici", "dcn")
+        )
         assert math.prod(inside) == 16 and math.prod(across) == 4
         pieces, total = one.get("num_pipeline_microbatches"), inside[0] * across[0]
         assert pieces is None if total == 1 else pieces % total == 0
@@ -124,7 +166,7 @@ def test_a_run_chooses_too():
 
 def test_the_default_recipe_is_not_fixed_by_hand():
     cfg = config.load([str(Path(__file__).parents[1] / "configs/base.yml"), "remat_policy=full", "steps=5"])
-    assert search.by_hand(cfg, "remat_policy") and not search.by_hand(cfg, "ici_fsdp_parallelism")
+    assert space.by_hand(cfg, "remat_policy") and not space.by_hand(cfg, "ici_fsdp_parallelism")
 
 
 @pytest.mark.parametrize(

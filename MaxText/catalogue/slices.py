@@ -13,7 +13,8 @@ from MaxText.catalogue.chip import Chip, chip, chips
 from MaxText.errors import PlanError
 
 PLATFORMS = ("auto", "cpu", "gpu", "tpu")
-_NAME = re.compile(r"(?:(?P<count>\d+)x)?(?P<chip>[a-z][a-z0-9]*)-(?P<size>\d+(?:x\d+)*)", re.IGNORECASE)
+MOST = 1_000_000  # chips of one run: the largest installation that was ever announced (TPU8t)
+_NAME = re.compile(r"(?:(?P<count>\d{1,9})x)?(?P<chip>[a-z][a-z0-9]*)-(?P<size>\d{1,9}(?:x\d{1,9})*)", re.IGNORECASE)
 # Tori smaller than a cube of 4x4x4, and the flat ones of v5e and v6e.
 _SMALL_3D = ((1, 1, 1), (1, 2, 2), (2, 2, 2), (2, 2, 4), (2, 4, 4))
 _FLAT = ((1, 1), (2, 2), (2, 4), (4, 4), (4, 8), (8, 8), (8, 16), (16, 16))
@@ -109,8 +110,17 @@ def slice_of(hardware: str, num_slices: int = 1) -> Slice:
         )
     times = max(times, num_slices)
     if "x" in size:
-        return Slice(one, _shaped(hardware, one, tuple(sorted(map(int, size.split("x"))))), times)
-    return _numbered(hardware, one, int(size), times)
+        meant = Slice(one, _shaped(hardware, one, tuple(sorted(map(int, size.split("x"))))), times)
+    else:
+        meant = _numbered(hardware, one, int(size), times)
+    if meant.chips > MOST:
+        each = meant.chips // meant.slices
+        raise PlanError(
+            f"hardware={hardware} means {meant.slices:,} slices of {each:,} chips, {meant.chips:,} in all; the largest "
+            f"installation that was ever announced has {MOST:,}. Legal here: up to {MOST // each:,} slices.",
+            id="plan.slices",
+        )
+    return meant
 
 
 def of_devices(platform: str, kind: str, devices: int, slices: int) -> Slice | None:
@@ -169,6 +179,11 @@ def _example(one: Chip) -> str:
 
 
 def _unknown(hardware: str, name: str) -> PlanError:
+    if not name:
+        raise PlanError(
+            f"hardware is empty. Write a platform ({', '.join(PLATFORMS)}), or a slice such as v5p-512.",
+            id="plan.unknown-chip",
+        )
     known = {word: one for one in chips().values() for word in (one.name, *one.also)}
     near = difflib.get_close_matches(name.lower(), [*known, *PLATFORMS], n=3, cutoff=0.4)
     did = f" Did you mean {' or '.join(near)}?" if near else ""

@@ -14,6 +14,7 @@ import re
 import secrets
 import socket
 import socketserver
+import sys
 import threading
 from collections.abc import Mapping
 from io import BufferedRWPair
@@ -99,6 +100,11 @@ class Peers:
 class _Server(socketserver.ThreadingTCPServer):
     daemon_threads = True
     block_on_close = False
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A connection that breaks is told by who waits for its answer, and by the group when a process is lost."""
+        if not isinstance(sys.exception(), OSError):
+            super().handle_error(request, client_address)
 
 
 def _server(peers: Peers, folder: Path, address: tuple[str, int], family: int) -> _Server:

@@ -68,6 +68,11 @@ class Step:
     chip: str
     platform: str
 
+    @property
+    def fed(self) -> float:
+        """Seconds for which the matrix units would be fed at the rate that the chip's own matmuls reach."""
+        return sum(p.times * (p.matmul + p.grouped + p.attention) for p in self.passes)
+
 
 @dataclass(frozen=True)
 class Seconds:
@@ -159,9 +164,12 @@ def _updated(cfg: Any, plan: Plan) -> float:
 
 
 def seconds(step: Step, e: Efficiency) -> Seconds:
-    """Ideal seconds with the measured shares. A chip that no calibration saw counts as those that one saw."""
+    """Ideal seconds with the measured shares. A chip that no calibration saw counts as those that one saw, and keeps
+    its matrix units no busier than the busiest of them."""
     own = e.chips.get(step.chip, 1.0)
     busy = own * sum(p.times * p.seconds(e) for p in step.passes)
+    if step.chip not in e.chips:
+        busy = max(busy, step.fed / e.busiest)
     lost = e.straggler * step.slices**e.straggler_power if step.slices > 1 and step.platform == "tpu" else 0.0
     return Seconds(
         total=busy * (1 + lost),

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-from MaxText import planner, remat
+from MaxText import cost, planner, remat
 from MaxText.cost import memory, sizes, timing
 from MaxText.hardware import Hardware
 
@@ -119,6 +119,17 @@ def _axes(cfg: Any, plan: planner.Plan) -> Iterator[str]:
 def _chip(cfg: Any, plan: planner.Plan, hardware: Hardware) -> Iterator[str]:
     assert hardware.slice is not None
     chip = hardware.slice.chip
+    if unseen(chip.name, chip.platform):
+        median, worst = cost.load().chip_left_out
+        yield (
+            f"the time is calibrated by no published step of {chip.name}, only by those of other chips: on chips left "
+            f"out of the calibration it was off by {median:.1%} (median), {worst:.0%} at worst."
+        )
+    if chip.platform == "tpu" and hardware.slices > (most := cost.load().most_slices):
+        yield (
+            f"what {hardware.slices} slices lose to each other is extrapolated: the published steps had up to {most}, "
+            "and the part of a step that is lost grows with their number."
+        )
     if chip.announced:
         yield f"{chip.name} is announced, not measured: its rates are the vendor's, and some are assumed."
     width = cfg.moe_mlp_dim / sizes.used(plan.layout, "moe_mlp")
@@ -129,6 +140,20 @@ def _chip(cfg: Any, plan: planner.Plan, hardware: Hardware) -> Iterator[str]:
         )
     if chip.platform == "cpu" and remat.offloads(cfg):
         yield "host and device memory are the same on a CPU: offloading saves nothing here."
+
+
+def unseen(chip: str, platform: str) -> bool:
+    """Whether the time model saw no step of this chip; that of a CPU is measured when it is planned for."""
+    return platform != "cpu" and chip not in cost.load().rows
+
+
+def trust(chip: str) -> str:
+    """What the time of a step on this chip stands on, in words."""
+    rows = cost.load().rows.get(chip, 0)
+    median, worst = cost.load().error(chip)
+    left_out = "models left out" if rows else "chips left out"
+    steps = "1 published step" if rows == 1 else f"{rows or 'no'} published steps"
+    return f"{steps} of {chip}; error on {left_out}: median {median:.1%}, worst {worst:.0%}"
 
 
 def axis_meaning(axis: str) -> str:

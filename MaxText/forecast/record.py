@@ -81,13 +81,14 @@ def make(
     tree: blueprint.Blueprint | None = None,
     reasons: dict[str, str] | None = None,
     rejected: tuple[dict[str, str], ...] = (),
+    warnings: tuple[str, ...] = (),
 ) -> Forecast:
     """The forecast of `cfg`, whose dtype is resolved.
 
     Raises:
       PlanError: where the planner refuses mesh or batch."""
     tree = decoder.declare(cfg) if tree is None else tree
-    return of_plan(cfg, hardware, planner.make(cfg, tree, hardware), reasons, rejected)
+    return of_plan(cfg, hardware, planner.make(cfg, tree, hardware), reasons, rejected, warnings)
 
 
 def of_plan(
@@ -96,6 +97,7 @@ def of_plan(
     plan: planner.Plan,
     reasons: dict[str, str] | None = None,
     rejected: tuple[dict[str, str], ...] = (),
+    warnings: tuple[str, ...] = (),
 ) -> Forecast:
     """The forecast of a plan that is made already."""
     hardware = hardware_room.with_rates(hardware)
@@ -111,7 +113,7 @@ def of_plan(
         collectives=found,
         reasons=notes.reasons(cfg, plan, hardware) | (reasons or {}),
         rejected=rejected,
-        warnings=tuple(notes.warnings(cfg, plan, hardware, needs, time)),
+        warnings=(*warnings, *notes.warnings(cfg, plan, hardware, needs, time)),
     )
 
 
@@ -177,6 +179,7 @@ def as_dict(one: Forecast) -> dict[str, Any]:
         "tflops_per_step_per_device": plan.flops_per_step_per_device / 1e12,
         "step_seconds": one.seconds.total if one.seconds else None,
         "seconds": dict(vars(one.seconds)) if one.seconds else None,
+        "step_seconds_error": _error(hw) if one.seconds else None,
         "tokens_per_second_per_chip": one.tokens_per_second_per_chip,
         "mfu": one.mfu,
         "collectives": list(one.collectives),
@@ -186,6 +189,14 @@ def as_dict(one: Forecast) -> dict[str, Any]:
         "rejected": list(one.rejected),
         "warnings": list(one.warnings),
     }
+
+
+def _error(hw: Hardware) -> dict[str, Any] | None:
+    """What the time stands on: published steps of this chip, and the error on what was left out of the calibration."""
+    if hw.slice is None or hw.platform == "cpu":
+        return None
+    name, e = hw.slice.chip.name, cost.load()
+    return {"published_steps": e.rows.get(name, 0)} | dict(zip(("median", "worst"), e.error(name), strict=True))
 
 
 def shardings(one: Forecast) -> list[dict[str, Any]]:

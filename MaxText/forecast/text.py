@@ -8,7 +8,7 @@ from typing import Any
 
 from MaxText import flops, remat
 from MaxText.cost import torus
-from MaxText.forecast.notes import axis_meaning
+from MaxText.forecast.notes import axis_meaning, trust
 from MaxText.forecast.record import Forecast, shardings
 
 
@@ -151,6 +151,8 @@ def _time(one: Forecast) -> str:
         return "  nothing is known of these devices"
     rows = [(name, duration(value)) for name, value in vars(one.seconds).items() if value and name != "total"]
     rows.append(("step, with what overlaps", duration(one.seconds.total)))
+    if one.hardware.slice is not None and one.hardware.platform != "cpu":
+        rows.append(("calibrated by", trust(one.hardware.slice.chip.name)))
     rows.append(("FLOPs a step and device", f"{one.plan.flops_per_step_per_device / 1e12:.2f} TFLOP"))
     rows.append(("tokens a second and chip", f"{one.tokens_per_second_per_chip:,.0f}"))
     rows.append(("MFU", f"{one.mfu:.1%}"))

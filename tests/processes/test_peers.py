@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import socket
+import struct
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -65,3 +68,19 @@ def test_a_stranger_gets_nothing(pair, request_: Any):
     with socket.create_connection(tuple(pair[0]._places[0])) as sock:
         sock.sendall(json.dumps(request_).encode() + b"\n")
         assert b"error" in sock.makefile("rb").readline()
+
+
+@pytest.mark.parametrize("when", ["before a request", "in a request", "before the answer"])
+def test_a_process_that_is_killed_leaves_no_traceback_with_the_others(pair, when, capfd):
+    """Its connections are reset, whatever they were at."""
+    here, _ = pair
+    with socket.create_connection(here._server.server_address[:2], timeout=5) as sock:
+        asked = json.dumps({"key": here._key, "put": [3, "leaf/0"], "size": 1 << 20}).encode() + b"\n"
+        sock.sendall({"before a request": b"", "in a request": asked[:20], "before the answer": asked}[when])
+        time.sleep(0.1)  # until the other side has begun to read
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    ends = time.monotonic() + 10
+    while any("process_request_thread" in thread.name for thread in threading.enumerate()):
+        assert time.monotonic() < ends
+        time.sleep(0.02)
+    assert capfd.readouterr().err == ""
