@@ -39,20 +39,14 @@ def flash(
 ) -> Float[Array, "B S N V"]:
     """softmax(q k^T) v per head of whole rows, as `dot_product.attention` with the mask of `reach`, but for tokens of
     padding, which see padding before them. q is already scaled. Its output and log Z have the name remat.CONTEXT."""
-    segment_BS = _segments(reach, places)
-    soft_cap, interpret = cfg.attn_logits_soft_cap, layout.platform != "tpu"
-    local = functools.partial(_local, reach, soft_cap, interpret)
-    heads = layout.spec(Q_HEADS)
-    specs = (heads, layout.spec(kv_dims), layout.spec(kv_dims), layout.spec(SINK), layout.spec(TOKENS))
-    arguments = (q_BSNH, k_BSKH, v_BSKV, sink_N, segment_BS)
-    given = [i for i, x in enumerate(arguments) if x is not None]
-
-    def call(*some: Array) -> Array:
-        return local(*(some[given.index(i)] if i in given else None for i in range(len(arguments))))
-
+    interpret = layout.platform != "tpu"
+    local = functools.partial(_local, reach, cfg.attn_logits_soft_cap, interpret)
+    heads: Any = layout.spec(Q_HEADS)
+    keys = layout.spec(kv_dims)
+    in_specs = (heads, keys, keys, None if sink_N is None else layout.spec(SINK), layout.spec(TOKENS))
     # The kernel's results do not say on which axes they differ, so nothing is checked here.
-    wall = layout.shard_map(call, in_specs=tuple(specs[i] for i in given), out_specs=heads, check_vma=False)
-    return wall(*(arguments[i] for i in given))
+    wall = layout.shard_map(local, in_specs=in_specs, out_specs=heads, check_vma=False)
+    return wall(q_BSNH, k_BSKH, v_BSKV, sink_N, _segments(reach, places))
 
 
 def _segments(reach: Reach, places: Places) -> Int[Array, "B S"]:
@@ -96,5 +90,5 @@ def _local(
     def one_row(q: Array, k: Array, v: Array, segment: Array) -> Array:
         return kernel(q, k, v, segment_ids=splash.SegmentIds(segment, segment), sinks=sink_N)
 
-    by_head = [jnp.swapaxes(x, 1, 2) for x in (q_BSNH, k_BSKH, v_BSKV)]
-    return jnp.swapaxes(jax.vmap(one_row)(*by_head, segment_BS), 1, 2).astype(v_BSKV.dtype)
+    q, k, v = (jnp.swapaxes(x, 1, 2) for x in (q_BSNH, k_BSKH, v_BSKV))
+    return jnp.swapaxes(jax.vmap(one_row)(q, k, v, segment_BS), 1, 2).astype(v_BSKV.dtype)
