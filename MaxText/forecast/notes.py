@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from MaxText import cost, planner, remat
-from MaxText.cost import memory, sizes, timing
+from MaxText.cost import host, memory, sizes, timing
 from MaxText.hardware import Hardware
 
 GIB = 1 << 30
@@ -50,10 +50,16 @@ def reasons(cfg: Any, plan: planner.Plan, hardware: Hardware) -> dict[str, str]:
 
 
 def warnings(
-    cfg: Any, plan: planner.Plan, hardware: Hardware, needs: memory.Memory, time: timing.Seconds | None
+    cfg: Any,
+    plan: planner.Plan,
+    hardware: Hardware,
+    needs: memory.Memory,
+    beside: host.HostMemory,
+    time: timing.Seconds | None,
 ) -> Iterator[str]:
     """What is legal and may still be a mistake."""
     yield from _memory(hardware, needs)
+    yield from _host(beside)
     yield from plan.notes
     yield from _axes(cfg, plan)
     yield from _attention(cfg, plan, hardware)
@@ -75,14 +81,29 @@ def _memory(hardware: Hardware, needs: memory.Memory) -> Iterator[str]:
             f"error of up to {memory.ERROR:.0%}; at least {needs.least / GIB:.1f} are needed. Ask the compiler: "
             "compile=true."
         )
-    chip = hardware.slice.chip if hardware.slice else None
-    if needs.host and chip and chip.host_memory and hardware.platform != "cpu":
-        everything = needs.host * chip.chips_per_host * chip.devices_per_chip
-        if everything > 0.8 * chip.host_memory:
-            yield (
-                f"offloaded activations take {everything / GIB:.0f} GiB of a host's {chip.host_memory / GIB:.0f} GiB: "
-                "keep fewer of them, or fewer rows a microbatch."
-            )
+
+
+def _host(beside: host.HostMemory) -> Iterator[str]:
+    capacity = beside.capacity
+    if capacity is None:
+        return
+    if not beside.has_room:
+        cures = {
+            "offloaded": "offload fewer activations",
+            "saves": "set async_checkpointing=false",
+            "local": "put local_checkpoint_directory on a disk",
+        }
+        named = [f"{name} {getattr(beside, name) / GIB:.1f}" for name in beside.CLASSES if getattr(beside, name)]
+        helps = [cure for name, cure in cures.items() if getattr(beside, name)]
+        yield (
+            f"a host needs {beside.total / GIB:.1f} GiB ({', '.join(named)}) of its {capacity / GIB:.1f}, and data, "
+            f"program and system need theirs: {', '.join(helps)}, or take more hosts."
+        )
+    if beside.local > host.SHM * capacity:
+        yield (
+            f"local checkpoints take {beside.local / GIB:.1f} GiB of /dev/shm, which has half of a host's "
+            f"{capacity / GIB:.1f} GiB unless it was mounted larger."
+        )
 
 
 def _attention(cfg: Any, plan: planner.Plan, hardware: Hardware) -> Iterator[str]:

@@ -8,7 +8,7 @@ from typing import Any
 
 from MaxText import blueprint, cost, decoder, flops, planner, remat
 from MaxText import hardware as hardware_room
-from MaxText.cost import communication, memory, sizes, timing
+from MaxText.cost import communication, host, memory, sizes, timing
 from MaxText.forecast import notes
 from MaxText.hardware import Hardware
 
@@ -23,6 +23,7 @@ class Forecast:
     hardware: Hardware
     plan: planner.Plan
     memory: memory.Memory
+    host: host.HostMemory
     seconds: timing.Seconds | None
     collectives: tuple[dict[str, Any], ...]
     reasons: dict[str, str]
@@ -65,10 +66,7 @@ class Forecast:
     @property
     def checkpoint_bytes(self) -> int:
         """Parameters and optimizer state, once."""
-        cfg, tree = self.cfg, self.plan.tree
-        slots = {"adamw": (cfg.mu_dtype, cfg.weight_dtype), "sgd": ()}[cfg.opt_type]
-        every = (cfg.weight_dtype, *slots)
-        return sum(p.size * p.dtype(dtype).itemsize for dtype in every for _, p in blueprint.leaves(tree))
+        return host.checkpoint_bytes(self.cfg, self.plan)
 
     @property
     def checkpoint_seconds(self) -> float:
@@ -102,6 +100,7 @@ def of_plan(
     """The forecast of a plan that is made already."""
     hardware = hardware_room.with_rates(hardware)
     needs = memory.forecast(cfg, plan, hardware)
+    beside = host.forecast(cfg, plan, hardware, needs)
     time = timing.forecast(cfg, plan, hardware.slice, cost.load()) if hardware.slice else None
     found = tuple(_collectives(cfg, plan, hardware))
     return Forecast(
@@ -109,11 +108,12 @@ def of_plan(
         hardware=hardware,
         plan=plan,
         memory=needs,
+        host=beside,
         seconds=time,
         collectives=found,
         reasons=notes.reasons(cfg, plan, hardware) | (reasons or {}),
         rejected=rejected,
-        warnings=(*warnings, *notes.warnings(cfg, plan, hardware, needs, time)),
+        warnings=(*warnings, *notes.warnings(cfg, plan, hardware, needs, beside, time)),
     )
 
 
@@ -175,6 +175,7 @@ def as_dict(one: Forecast) -> dict[str, Any]:
         "saved_bytes_by_layer": {path: round(count) for path, count in one.memory.saved_by_layer.items()},
         "least_memory_bytes_per_device": round(one.memory.least),
         "host_memory_bytes_per_device": round(one.memory.host),
+        "host_memory_bytes_per_host": _of_host(one.host),
         "state_bytes_per_device": plan.state_bytes,
         "tflops_per_step_per_device": plan.flops_per_step_per_device / 1e12,
         "step_seconds": one.seconds.total if one.seconds else None,
@@ -189,6 +190,11 @@ def as_dict(one: Forecast) -> dict[str, Any]:
         "rejected": list(one.rejected),
         "warnings": list(one.warnings),
     }
+
+
+def _of_host(one: host.HostMemory) -> dict[str, int | None]:
+    found = {name: round(getattr(one, name)) for name in (*one.CLASSES, "total")}
+    return found | {"capacity": None if one.capacity is None else round(one.capacity)}
 
 
 def _error(hw: Hardware) -> dict[str, Any] | None:

@@ -16,12 +16,12 @@ from typing import Any
 from MaxText import blueprint, catalogue, cost, decoder, planner
 from MaxText import hardware as hardware_room
 from MaxText.config.resolved import scalar
-from MaxText.cost import memory, timing
+from MaxText.cost import host, memory, timing
 from MaxText.cost.memory import HOPE, ROOM
 from MaxText.errors import PlanError
 from MaxText.forecast import record
 from MaxText.forecast.refusal import refusal
-from MaxText.forecast.space import PIECES_KEY, With, by_hand, divisors, meshes, policies, rows_of
+from MaxText.forecast.space import LEAN, PIECES_KEY, With, by_hand, divisors, meshes, policies, rows_of
 from MaxText.forecast.text import duration, size
 from MaxText.hardware import Hardware, with_rates
 from MaxText.planner import MESH_AXES
@@ -30,7 +30,6 @@ SHOWN = 4
 FINALISTS = 4  # meshes on which every policy is tried
 ALIKE = 1.005  # within half a percent the simpler plan wins
 REAL = 0.05  # of a step: what a plan without room must gain to be worth a line, about the time model's own error
-HOST_ROOM = 0.8  # of a host's memory that offloaded activations may fill
 
 
 @dataclass(frozen=True)
@@ -134,10 +133,16 @@ def _try_all(cfg: Any, hardware: Hardware, tree: blueprint.Blueprint) -> tuple[l
 def _legal(
     cfg: Any, hardware: Hardware, tree: blueprint.Blueprint, degrees: dict[str, int], rows: int, illegal: dict[str, str]
 ) -> list[Tried]:
-    """A mesh with the last policy; nothing, with a note in `illegal` where the planner refuses it."""
-    name, change = policies(cfg, hardware)[-1]
+    """A mesh with the policy that needs least memory, and where a host has too little for it, with the one that needs
+    least of a device alone; nothing, with a note in `illegal`, where the planner refuses the mesh."""
+    *others, (name, change) = policies(cfg, hardware)
+    degrees = degrees | {"global_batch_size": rows}
     try:
-        return _fewest(cfg, hardware, tree, name, degrees | change | {"global_batch_size": rows}, rows)
+        found = _fewest(cfg, hardware, tree, name, degrees | change, rows)
+        if not found[-1].fits and found[-1].bytes <= ROOM * (hardware.memory_bytes or math.inf):
+            for name, change in (way for way in others if way[0] == LEAN):
+                found += _fewest(cfg, hardware, tree, name, degrees | change, rows)
+        return found
     except PlanError as error:
         shown = " ".join(f"{key.split('_')[1]}={n}" for key, n in degrees.items() if n > 1)
         illegal[shown] = str(error).splitlines()[0]
@@ -173,11 +178,11 @@ def _fewest(
 def _candidate(cfg: Any, plan: planner.Plan, hardware: Hardware, policy: str) -> Tried:
     assert hardware.slice is not None
     needs = memory.forecast(cfg, plan, hardware)
-    host, device = _lacks_on_host(needs, hardware), _lacks(needs, hardware)
-    held = not host and needs.total <= HOPE * (hardware.memory_bytes or math.inf)
+    above, device = _lacks_on_host(cfg, plan, needs, hardware), _lacks(needs, hardware)
+    held = not above and needs.total <= HOPE * (hardware.memory_bytes or math.inf)
     seconds = timing.forecast(cfg, plan, hardware.slice, cost.load()).total if held else None
     mesh = {axis: plan.mesh_shape[axis] for axis in MESH_AXES}
-    return Tried(mesh, policy, plan.microbatches, cfg._changes, needs.total, seconds, host or device)
+    return Tried(mesh, policy, plan.microbatches, cfg._changes, needs.total, seconds, above or device)
 
 
 def _lacks(needs: memory.Memory, hardware: Hardware) -> str:
@@ -187,13 +192,12 @@ def _lacks(needs: memory.Memory, hardware: Hardware) -> str:
     return f"{size(needs.total)} of {size(ROOM * hardware.memory_bytes)} a device"
 
 
-def _lacks_on_host(needs: memory.Memory, hardware: Hardware) -> str:
-    """The same of a host, for what is offloaded to it."""
-    chip = hardware.slice.chip if hardware.slice else None
-    host = needs.host * chip.chips_per_host * chip.devices_per_chip if chip else 0.0
-    if not chip or not chip.host_memory or host <= HOST_ROOM * chip.host_memory:
+def _lacks_on_host(cfg: Any, plan: planner.Plan, needs: memory.Memory, hardware: Hardware) -> str:
+    """The same of a host, where something is offloaded to it: what saves need there is no matter of choice."""
+    found = host.forecast(cfg, plan, hardware, needs)
+    if not found.offloaded or found.has_room:
         return ""
-    return f"{size(host)} of {size(HOST_ROOM * chip.host_memory)} in the memory of a host"
+    return f"{size(found.total)} of {size(host.ROOM * (found.capacity or 0))} in the memory of a host"
 
 
 def _lost(one: Tried, best: Tried) -> str:

@@ -14,7 +14,8 @@ from MaxText.planner import MESH_AXES
 
 OFFLOADED = "decoder_layer_input=offload"
 # From the least recomputation to the least memory; the later ones need a host with memory of its own.
-KEPT = ("minimal_with_context", "save_dot_except_mlp", "save_qkv_proj", "save_out_proj", "full")
+LEAN = "full"  # least of a device without a host
+KEPT = ("minimal_with_context", "save_dot_except_mlp", "save_qkv_proj", "save_out_proj", LEAN)
 ON_THE_HOST = ("minimal_offloaded", "qkv_proj_offloaded")
 PIECES_KEY = "num_pipeline_microbatches"
 LARGEST = {"tensor": 16, "context": 64, "expert": 32}

@@ -119,9 +119,24 @@ def _memory(one: Forecast) -> str:
             rows += [(f"  saved by {path}", size(kept), "") for path, kept in one.memory.saved_by_layer.items()]
     capacity = f"of {size(one.capacity)}" if one.capacity else ""
     rows.append(("total", size(one.memory.total), capacity))
-    if one.memory.host:
-        rows.append(("in the host's memory", size(one.memory.host), "not counted above"))
     return table(rows)
+
+
+_OF_HOST = {
+    "offloaded": ("offloaded", "activations"),
+    "saves": ("saves", "copies of the state, from which checkpoints are written"),
+    "arriving": ("arriving", "the state once more, while it is copied"),
+    "local": ("local checkpoints", "in /dev/shm: two steps, its own and a neighbour's pieces"),
+}
+
+
+def _host(one: Forecast) -> str:
+    found = one.host
+    rows = [(word, size(getattr(found, name)), why) for name, (word, why) in _OF_HOST.items() if getattr(found, name)]
+    if not rows:
+        return "  nothing"
+    capacity = f"of {size(found.capacity)}" if found.capacity else "of what a host has, which is not published"
+    return table([*rows, ("total", size(found.total), capacity)])
 
 
 def _by_class(one: Forecast) -> list[tuple[str, int]]:
@@ -165,7 +180,8 @@ def text(one: Forecast) -> str:
     width = max(len(name) for name, _ in _heading(one))
     parts = ["\n".join(f"{name:<{width}}  {value}" for name, value in _heading(one))]
     parts += [f"mesh\n{_mesh(one)}", f"shardings\n{_shardings(one)}"]
-    parts += [f"memory of a device\n{_memory(one)}", f"communication\n{_communication(one)}", f"time\n{_time(one)}"]
+    parts += [f"memory of a device\n{_memory(one)}", f"memory of a host, data and program aside\n{_host(one)}"]
+    parts += [f"communication\n{_communication(one)}", f"time\n{_time(one)}"]
     parts.append("chosen\n" + table((key, why) for key, why in one.reasons.items()))
     if one.rejected:
         rows = [(found["what"], found["why"]) for found in one.rejected]
