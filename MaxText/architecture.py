@@ -12,6 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, cast
 
+from MaxText.config.model_rules import FLASH_ROWS
+
 LONGEST_PATTERN = 16
 
 
@@ -312,6 +314,12 @@ def scale_down(cfg: Any) -> Any:
         small |= {"num_experts": 8, "num_experts_per_tok": min(cfg.num_experts_per_tok, 2), "base_moe_mlp_dim": 32}
         small |= {"n_routing_groups": 4 if grouped else -1, "topk_routing_group": 2 if grouped else -1}
     return cfg.replace(**small)
+
+
+def takes_flash(attention: str, platform: str, length: int) -> bool:
+    """Whether attention over whole rows of `length` tokens runs in the flash kernel, by the value of the key."""
+    asked = attention == "flash" or (attention == "autoselected" and platform == "tpu")
+    return asked and length % FLASH_ROWS == 0
 
 
 def _kept_kind(query_heads: int, kv_heads: int) -> int:

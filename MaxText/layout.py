@@ -37,6 +37,7 @@ class Layout:
     sizes: tuple[tuple[str, int], ...]
     gathered: frozenset[str] = frozenset()
     staged: str = ""  # the axis along which every place computes on an array of its own, under `jax.vmap`
+    platform: str = "cpu"  # of the devices: where a kernel is made for one of them
 
     @functools.cached_property
     def _rules(self) -> Mapping[str, tuple[str, ...]]:
@@ -126,11 +127,14 @@ class Layout:
         )
         return dataclasses.replace(self, rules=rules)
 
-    def shard_map(self, function: Callable[..., Any], *, in_specs: Any, out_specs: Any) -> Callable[..., Any]:
+    def shard_map(
+        self, function: Callable[..., Any], *, in_specs: Any, out_specs: Any, check_vma: bool = True
+    ) -> Callable[..., Any]:
         """`jax.shard_map` over all axes of the mesh; on a stage of a pipeline it sees the arrays of that stage."""
+        shard_map = functools.partial(jax.shard_map, check_vma=check_vma)
         if self.staged:
-            return _on_stages(self.staged, function, in_specs, out_specs)
-        return jax.shard_map(function, in_specs=in_specs, out_specs=out_specs)
+            return _on_stages(self.staged, shard_map, function, in_specs, out_specs)
+        return shard_map(function, in_specs=in_specs, out_specs=out_specs)
 
     def constrain(self, x: jax.Array, *dims: str | None) -> jax.Array:
         """`x` resharded to the layout of `dims`; nothing happens if it is there already."""
@@ -141,7 +145,9 @@ class Layout:
         return jax.reshard(w, self.compute_spec(dims))
 
 
-def _on_stages(axis: str, function: Callable[..., Any], in_specs: Any, out_specs: Any) -> Callable[..., Any]:
+def _on_stages(
+    axis: str, shard_map: Callable[..., Any], function: Callable[..., Any], in_specs: Any, out_specs: Any
+) -> Callable[..., Any]:
     """`jax.shard_map` for use under a `jax.vmap` whose dim lies on the mesh axis, one element a device.
 
     By itself `vmap` would leave that axis out of the manual ones and batch the body, for which neither ragged matmuls
@@ -150,7 +156,7 @@ def _on_stages(axis: str, function: Callable[..., Any], in_specs: Any, out_specs
     @jax.custom_batching.custom_vmap
     def call(*args: Any) -> Any:  # only its types are used
         island = functools.partial(jax.sharding.auto_axes, axes=axis, out_sharding=out_specs)
-        return island(jax.shard_map(function, in_specs=in_specs, out_specs=out_specs))(*args)
+        return island(shard_map(function, in_specs=in_specs, out_specs=out_specs))(*args)
 
     @call.def_vmap
     def on_all_stages(size: int, batched: Any, *args: Any) -> tuple[Any, Any]:
@@ -161,7 +167,7 @@ def _on_stages(axis: str, function: Callable[..., Any], in_specs: Any, out_specs
         specs = jax.tree.broadcast(in_specs, args, is_leaf=_is_spec)
         specs = jax.tree.map(lambda on, spec: PartitionSpec(axis, *spec) if on else spec, tuple(batched), specs)
         out = jax.tree.map(lambda spec: PartitionSpec(axis, *spec), out_specs, is_leaf=_is_spec)
-        found = jax.shard_map(one, in_specs=specs, out_specs=out)(*args)
+        found = shard_map(one, in_specs=specs, out_specs=out)(*args)
         return found, jax.tree.map(lambda _: True, found)
 
     return call

@@ -36,6 +36,7 @@ for model, meshes in (("llama3.1-8b", MESHES), ("mixtral-8x7b", (*MESHES, (1, {"
         kinds = ("reduce-scatter", "all-gather", "all-reduce", "collective-permute", "ragged-all-to-all", "megascale")
         # Up to v6e a reduce-scatter is written as a fusion of all-reduce and slice, by the name of all-reduce-scatter.
         calls = {kind: f" {kind}(-start)?[(]|calls=%all-{kind}" for kind in kinds} | {"megascale": "megascale"}
+        calls |= {"flash": "%splash_mha_[a-z_]+[.0-9]* = "}
         counts = {kind: sum(1 for _ in re.finditer(pattern, text)) for kind, pattern in calls.items()}
         found = {"model": model, "slices": slices, "axes": axes, "devices": plan.devices}
         print(json.dumps(found | counts), flush=True)
@@ -55,6 +56,7 @@ def test_a_step_compiles_for(chip):
     assert len(found) == 7
     for one in found:
         assert one["reduce-scatter"] > 0 and one["all-gather"] > 0, one
+        assert one["flash"] >= 3, one  # forward, and backward for queries and for keys
         assert (one["megascale"] > 0) == (one["slices"] == 2), one
         assert "pipeline" not in one["axes"] or one["collective-permute"] > 0, one
         assert (one["ragged-all-to-all"] > 0) == ("expert" in one["axes"]), one

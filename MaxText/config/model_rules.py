@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from MaxText.config.rules import divisors, rule
 
+FLASH_ROWS = 128
+"""Of a row, the flash kernel takes a multiple of this many tokens."""
+
 
 @rule("config.window")
 def local_layers_have_a_window(
@@ -47,6 +50,19 @@ def latent_attention_is_plain(
     if attention_type == "mla" and (use_qk_norm or use_v_norm or attention_sink or num_kv_shared_layers):
         return "latent attention has its own norms, and no sinks or shared keys; leave the others out"
     return None
+
+
+@rule("config.flash")
+def the_flash_kernel_takes_whole_tiles(attention: str, max_target_length: int, use_indexer: bool) -> str | None:
+    """attention=flash needs a max_target_length that is a multiple of 128, and no indexer."""
+    if attention != "flash":
+        return None
+    if use_indexer:
+        return "the kernel knows no keys chosen by an indexer; set attention=autoselected"
+    if max_target_length % FLASH_ROWS == 0:
+        return None
+    near = max(FLASH_ROWS, max_target_length // FLASH_ROWS * FLASH_ROWS)
+    return f"the kernel takes multiples of {FLASH_ROWS} tokens; set max_target_length={near} or attention=autoselected"
 
 
 @rule("config.indexer")

@@ -92,7 +92,9 @@ class Architecture(Group):
     use_post_ffw_norm: bool = key(False, "norm on the output of the feed-forward, before it is added")
     layer_output_scale: bool = key(False, "multiply the output of each layer by a learned number")
     dense_init_scale: Positive = key(1.0, "variance scale of the initial kernels")
-    attention: Literal["autoselected", "dot_product"] = key("autoselected", "the attention kernel")
+    attention: Literal["autoselected", "flash", "dot_product"] = key(
+        "autoselected", "flash = a kernel without scores in memory; dot_product = XLA; autoselected = flash on TPU"
+    )
     attention_type: AttentionType = key("global", "what a query sees, in every layer; mla = latent attention, sees all")
     layer_pattern: Pattern = key(
         (), "the same, layer by layer, repeated over the depth; [] = attention_type everywhere"

@@ -107,9 +107,11 @@ def _host(beside: host.HostMemory) -> Iterator[str]:
 
 
 def _attention(cfg: Any, plan: planner.Plan, hardware: Hardware) -> Iterator[str]:
-    """The program's own attention writes its scores out, on every platform; kernels of published runs do not."""
+    """On GPUs the program's attention writes its scores out; kernels of published runs do not."""
     every = sizes.layers(cfg, plan)
-    if not any(memory.flash(cfg, hardware.platform, one.spec) for one in every):
+    if cfg.attention == "flash" and hardware.platform == "cpu":
+        yield "attention=flash: on a CPU the kernel is interpreted, which is slow; it is meant for tests."
+    if hardware.platform != "gpu" or not any(memory.flash(cfg, hardware.platform, one.spec) for one in every):
         return
     written = max(memory.scores(one.spec, one.layout, one.size, 4) for one in every)
     if written > 0.02 * (hardware.memory_bytes or GIB):

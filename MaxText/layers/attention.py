@@ -12,9 +12,10 @@ import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Bool, Float, Int
 
+from MaxText import architecture, remat
 from MaxText.architecture import LayerSpec, Reach, Rope
 from MaxText.blueprint import ONES, ZEROS, Init, Param, fan_in, normal
-from MaxText.layers import attend, dot_product, norm, rope
+from MaxText.layers import attend, dot_product, kernels, norm, rope
 from MaxText.layers.dropout import Noise
 from MaxText.layers.masks import Places
 from MaxText.layout import Axes, Kernel, Layout, project, project_many
@@ -124,7 +125,6 @@ def attention(
         cache = None if cache is None else append(cache, Cache(k, v), context.slot)
         k, v = (k, v) if cache is None else cache
     y = _attend(cfg, spec, layout, q, Cache(k, v), params.get("sink"), context)
-    y = checkpoint_name(y, "attention_out")
     y = checkpoint_name(project(layout, "BSNH,NHD->BSD", y, params["out"], OUT, STREAM), "out_proj")
     if "out_bias" in params:
         y = y + layout.gather(params["out_bias"].astype(y.dtype), ("norm",))[None, None]
@@ -136,9 +136,28 @@ def _attend(
 ) -> Array:
     if attend.is_split(layout):
         made_of = attend.Keys(tuple(keys), KV_HEADS)
-        return attend.split(cfg, layout, spec.reach, q, made_of, sink_N, context.places, context.all_places)
-    mask = context.masks_BST[spec.reach]
-    return dot_product.attention(q, *keys, mask, cfg.attn_logits_soft_cap, sink_N)
+        y = attend.split(cfg, layout, spec.reach, q, made_of, sink_N, context.places, context.all_places)
+        return checkpoint_name(y, remat.CONTEXT)
+    return whole_rows(cfg, layout, spec.reach, q, *keys, KV_HEADS, sink_N, context)
+
+
+def whole_rows(
+    cfg: Any,
+    layout: Layout,
+    reach: Reach,
+    q: Array,
+    k: Array,
+    v: Array,
+    kv_dims: Axes,
+    sink_N: Array | None,
+    context: Context,
+) -> Array:
+    """softmax(q k^T) v where every device has whole rows: in a kernel, or in one piece. What the backward pass needs of
+    its result has the name remat.CONTEXT."""
+    if context.slot is None and architecture.takes_flash(cfg.attention, layout.platform, q.shape[1]):
+        return kernels.flash(cfg, layout, reach, q, k, v, kv_dims, sink_N, context.places)
+    y = dot_product.attention(q, k, v, context.masks_BST[reach], cfg.attn_logits_soft_cap, sink_N)
+    return checkpoint_name(y, remat.CONTEXT)
 
 
 def append(cache: Any, new: Any, slot: Int[Array, ""] | None) -> Any:

@@ -12,11 +12,11 @@ import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float
 
-from MaxText import sequence
+from MaxText import remat, sequence
 from MaxText.architecture import LayerSpec
 from MaxText.blueprint import Param, fan_in
 from MaxText.layers import attend, dot_product, indexer, masks, norm, rope
-from MaxText.layers.attention import OUT, Q_HEADS, QUERY, STREAM, Context, append
+from MaxText.layers.attention import OUT, Q_HEADS, QUERY, STREAM, Context, append, whole_rows
 from MaxText.layout import Axes, Layout, project
 
 DOWN: Axes = ("embed", None)
@@ -72,7 +72,6 @@ def mla(
     cache = None if cache is None else append(cache, new, context.slot)
     seen = new if cache is None else cache
     y, loss = _attend(cfg, spec, layout, params, x_BSD, (q, compressed), seen, context)
-    y = checkpoint_name(y, "attention_out")
     return checkpoint_name(project(layout, "BSNH,NHD->BSD", y, params["out"], OUT, STREAM), "out_proj"), cache, loss
 
 
@@ -91,7 +90,8 @@ def _attend(
     if attend.is_split(layout) and seen.index_BTI is None:
         kernel = layout.gather(params["kv_b"].astype(x_BSD.dtype), UP)
         made_of = attend.Keys(seen[:2], NARROW, functools.partial(_made, spec), kernel, UP)
-        return attend.split(cfg, layout, spec.reach, q, made_of, None, context.places, context.all_places), None
+        y = attend.split(cfg, layout, spec.reach, q, made_of, None, context.places, context.all_places)
+        return checkpoint_name(y, remat.CONTEXT), None
     if attend.is_split(layout):
         # The choice needs the scores of all keys, in reading order, since of equal ones the earlier is chosen.
         read = functools.partial(sequence.read, sequence.order(cfg, layout))
@@ -100,12 +100,15 @@ def _attend(
     else:
         mask = context.masks_BST[spec.reach]
     k, v = _expand(layout, spec, params, seen)
-    if seen.index_BTI is not None and compressed is not None:
+    if seen.index_BTI is None:
+        return whole_rows(cfg, layout, spec.reach, q, k, v, ALL_KEYS, None, context), None
+    if compressed is not None:
         wanted = indexer.scores(cfg, spec, layout, params["indexer"], x_BSD, compressed, seen.index_BTI, context)
         mask = indexer.choose(cfg, layout, wanted, mask)
         if cfg.indexer_loss_scaling_factor and context.token_BS is not None:
             loss = indexer.divergence(wanted, q, k, mask, context.token_BS)
-    return dot_product.attention(q, k, v, mask, cfg.attn_logits_soft_cap), loss
+    y = dot_product.attention(q, k, v, mask, cfg.attn_logits_soft_cap)
+    return checkpoint_name(y, remat.CONTEXT), loss
 
 
 def _queries(

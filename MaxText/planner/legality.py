@@ -95,6 +95,21 @@ def batch_rows(cfg: Any, devices: int, ways: int, schedule: pipeline.Schedule | 
     return micro * accumulation, eval_rows, problems
 
 
+def kernels(cfg: Any, layout: Layout) -> list[str]:
+    """attention=flash asks for a kernel that is made for whole rows on TPUs."""
+    if cfg.attention != "flash":
+        return []
+    problems = []
+    if layout.platform == "gpu":
+        problems.append("attention=flash: this version has no such kernel for a GPU. Set attention=autoselected.")
+    if (ways := layout.ways("activation_length")) > 1:
+        problems.append(
+            f"attention=flash takes whole rows, and the context axis splits them {ways} ways, which has blocks of its "
+            "own. Set attention=autoselected."
+        )
+    return problems
+
+
 def _expert(cfg: Any, sizes: Sizes) -> list[str]:
     """Without experts the axis would be one more name for fsdp."""
     if cfg.num_experts > 1:

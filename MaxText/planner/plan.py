@@ -4,7 +4,7 @@ and advice."""
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from MaxText import blueprint, flops, pipeline, sequence
@@ -85,7 +85,7 @@ def make(cfg: Any, tree: blueprint.Blueprint, hardware: Hardware) -> Plan:
         raise PlanError("\n".join(unusable), id="plan.unused-axis")
     schedule = pipeline.make(cfg, sizes[pipeline.AXIS])
     owned = schedule is not None and schedule.owned
-    layout = make_layout(sizes, cfg.logical_axis_rules, stages_own=owned)
+    layout = replace(make_layout(sizes, cfg.logical_axis_rules, stages_own=owned), platform=hardware.platform)
     if owned and dcn[pipeline.AXIS] > 1:  # no weight crosses slices
         layout = layout.whole_outside(pipeline.AXIS)
     tree = _with_even_vocabulary(cfg, tree, layout)
@@ -94,6 +94,7 @@ def make(cfg: Any, tree: blueprint.Blueprint, hardware: Hardware) -> Plan:
     ways = layout.ways("activation_batch")
     rows, eval_rows, problems = legality.batch_rows(cfg, hardware.devices, ways, schedule)
     problems += legality.indivisible(cfg, tree, layout)
+    problems += legality.kernels(cfg, layout)
     if problems:
         raise PlanError("\n".join(problems), id="plan.divisibility")
     tokens = rows * cfg.max_target_length

@@ -42,6 +42,10 @@ BROKEN = {
         {"attention_type": "mla", "attention_sink": True},
         {"attention_type": "mla", "num_kv_shared_layers": 1},
     ],
+    "config.flash": [
+        {"attention": "flash", "max_target_length": 200},
+        {"attention": "flash", "max_target_length": 64},
+    ],
     "config.indexer": [
         {"use_indexer": True},
         {"use_indexer": True, "attention_type": "mla"},
