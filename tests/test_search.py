@@ -95,6 +95,20 @@ def test_any_number_of_microbatches_that_divides_the_rows_is_tried():
     assert made.plan.microbatches == 3 and made.fits
 
 
+@pytest.mark.parametrize("model", ["llama3.1-8b", "mixtral-8x7b"])
+def test_more_microbatches_divide_no_more_than_what_is_not_state(model):
+    """By which numbers of microbatches are passed over."""
+    keys = {"hardware": "v6e-16", "global_batch_size": 1024, "max_target_length": 2048, "remat_policy": "full"}
+    made = {
+        count: forecast.of_config(
+            config.make(**DENSE | keys | {"model_name": model}, gradient_accumulation_steps=count)
+        )
+        for count in (1, 2, 4, 16, 64)
+    }
+    above = {count: one.memory.total - one.plan.state_bytes for count, one in made.items()}
+    assert all(above[many] >= above[few] * few / many for few in above for many in above if many > few)
+
+
 def test_parameters_lie_in_pieces_over_nodes_of_gpus():
     made = found(model_name="llama3.1-70b", hardware="h100-64", max_target_length=8192, global_batch_size=64)
     assert made.plan.dcn["fsdp"] == 8 and made.plan.ici["fsdp"] == 8
@@ -156,12 +170,12 @@ def test_no_legal_mesh_is_a_refusal_with_the_rules():
     assert caught.value.id in ("plan.nothing-legal", "plan.mesh")
 
 
-def test_a_run_chooses_too():
+def test_a_run_chooses_too_and_its_plan_says_why():
     cfg = toy_config(auto_plan=True)
-    chosen = forecast.chosen(cfg, cpu(4))
-    made = forecast.make(chosen, cpu(4))
+    made = forecast.planned(cfg, cpu(4))
     assert made.plan.devices == 4 and made.plan.global_batch_size == cfg.global_batch_size
-    assert forecast.chosen(toy_config(), cpu(1)) == toy_config()
+    assert made.rejected and "fewest" in made.reasons["gradient_accumulation_steps"]
+    assert forecast.planned(toy_config(), cpu(1)).cfg == toy_config()
 
 
 def test_the_default_recipe_is_not_fixed_by_hand():

@@ -144,7 +144,7 @@ def _chip(cfg: Any, plan: planner.Plan, hardware: Hardware) -> Iterator[str]:
         median, worst = cost.load().chip_left_out
         yield (
             f"the time is calibrated by no published step of {chip.name}, only by those of other chips: on chips left "
-            f"out of the calibration it was off by {median:.1%} (median), {worst:.0%} at worst."
+            f"out of the calibration it was off by {median:.1%} (median), {worst:.1%} at worst."
         )
     if chip.platform == "tpu" and hardware.slices > (most := cost.load().most_slices):
         yield (
@@ -174,7 +174,7 @@ def trust(chip: str) -> str:
     median, worst = cost.load().error(chip)
     left_out = "models left out" if rows else "chips left out"
     steps = "1 published step" if rows == 1 else f"{rows or 'no'} published steps"
-    return f"{steps} of {chip}; error on {left_out}: median {median:.1%}, worst {worst:.0%}"
+    return f"{steps} of {chip}; error on {left_out}: median {median:.1%}, worst {worst:.1%}"
 
 
 def axis_meaning(axis: str) -> str:
