@@ -64,6 +64,13 @@ def test_a_faster_plan_without_room_is_said_with_its_keys():
     assert any("no room" in one["why"] and "faster" in one["why"] for one in made.rejected)
 
 
+def test_what_cannot_be_compiled_here_is_to_be_tried():
+    """No compiler for GPUs is at hand; the rest of the line is the same."""
+    keys = {"hardware": "h100-8", "global_batch_size": 9, "max_target_length": 2048}
+    said = [warning for warning in found(**DENSE, **keys).warnings if "a faster plan" in warning]
+    assert all("To try it: auto_plan=false" in warning and "compile=true" not in warning for warning in said) and said
+
+
 def test_where_none_leaves_room_the_nearest_is_named_and_not_taken():
     with pytest.raises(PlanError) as caught:
         forecast.of_config(

@@ -78,8 +78,8 @@ def _memory(hardware: Hardware, needs: memory.Memory) -> Iterator[str]:
         what = "doubtful" if needs.total > capacity else "tight"
         yield (
             f"memory is {what}: {needs.total / GIB:.1f} of {capacity / GIB:.1f} GiB a device, and the estimate has an "
-            f"error of up to {memory.ERROR:.0%}; at least {needs.least / GIB:.1f} are needed. Ask the compiler: "
-            "compile=true."
+            f"error of up to {memory.ERROR:.0%}; at least {needs.least / GIB:.1f} are needed."
+            f"{' Ask the compiler: compile=true.' if hardware.has_compiler else ''}"
         )
 
 

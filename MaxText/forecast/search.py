@@ -234,7 +234,7 @@ def _faster(cfg: Any, best: Tried, tried: list[Tried], hardware: Hardware) -> tu
     return tuple(
         f"a faster plan may fit: {one.words()}: {duration(one.seconds or 0.0)} a step instead of {duration(seconds)}, "
         f"by the estimate {_share(one, hardware)}. auto_plan=true leaves {1 - ROOM:.0%} free, so that 19 of 20 plans "
-        f"fit. Ask the compiler about this one: {_keys(cfg, one)} compile=true"
+        f"fit. {_to_try(cfg, one, hardware)}"
         for one in _closer(tried, hardware, seconds)
     )
 
@@ -244,10 +244,11 @@ def _share(one: Tried, hardware: Hardware) -> str:
     return f"{size(one.bytes)} of {size(capacity)} a device ({one.bytes / capacity:.0%})"
 
 
-def _keys(cfg: Any, one: Tried) -> str:
+def _to_try(cfg: Any, one: Tried, hardware: Hardware) -> str:
     """What to type for a candidate in place of auto_plan."""
     new = {key: value for key, value in one.changes.items() if getattr(cfg, key) != value}
-    return " ".join(f"{key}={scalar(value)}" for key, value in ({"auto_plan": False} | new).items())
+    keys = " ".join(f"{key}={scalar(value)}" for key, value in ({"auto_plan": False} | new).items())
+    return f"Ask the compiler about this one: {keys} compile=true" if hardware.has_compiler else f"To try it: {keys}"
 
 
 def _reasons(cfg: Any, best: Tried, tried: list[Tried]) -> dict[str, str]:
@@ -299,8 +300,8 @@ def _nothing(
     if close := _closer(tried, hardware, math.inf):
         return PlanError(
             f"auto_plan=true: of {len(tried)} plans none leaves {1 - ROOM:.0%} of a device free, so that 19 of 20 fit. "
-            f"The nearest is {close[0].words()}, by the estimate {_share(close[0], hardware)}. Ask the compiler about "
-            f"it: {_keys(cfg, close[0])} compile=true",
+            f"The nearest is {close[0].words()}, by the estimate {_share(close[0], hardware)}. "
+            f"{_to_try(cfg, close[0], hardware)}",
             id="plan.memory",
         )
     nearest = min(tried, key=lambda one: one.bytes)
