@@ -175,6 +175,9 @@ def test_no_legal_mesh_is_a_refusal_with_the_rules():
     with pytest.raises(PlanError) as caught:
         found(**LLAMA, hardware="v5p-32", global_batch_size=64, ici_tensor_parallelism=3)
     assert caught.value.id in ("plan.nothing-legal", "plan.mesh")
+    with pytest.raises(PlanError) as caught:
+        found(**DENSE, hardware="3xv6e-16", global_batch_size=50, max_target_length=4096)
+    assert caught.value.id == "plan.nothing-legal" and "  ici_fsdp=16 dcn_data=3: " in str(caught.value)
 
 
 def test_a_run_chooses_too_and_its_plan_says_why():

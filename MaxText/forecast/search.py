@@ -146,8 +146,8 @@ def _legal(
                 found += _fewest(cfg, hardware, tree, name, degrees | change, rows)
         return found
     except PlanError as error:
-        shown = " ".join(f"{key.split('_')[1]}={n}" for key, n in degrees.items() if n > 1)
-        illegal[shown] = str(error).splitlines()[0]
+        large = {key.removesuffix("_parallelism"): n for key, n in degrees.items() if n > 1 and "parallelism" in key}
+        illegal[" ".join(f"{key}={n}" for key, n in large.items())] = str(error).splitlines()[0]
         return []
 
 
