@@ -31,6 +31,11 @@ class Hardware:
     slice: catalogue.Slice | None = None
 
     @property
+    def has_compiler(self) -> bool:
+        """Whether compile=true can ask about it: its compiler needs no device."""
+        return self.slice is not None and self.slice.chip.topology is not None
+
+    @property
     def simulated(self) -> bool:
         """Several devices on one CPU: right for testing, no faster."""
         return self.platform == "cpu" and self.devices > self.processes

@@ -11,7 +11,7 @@ import numpy as np
 import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from MaxText import data, decoder, forecast, hardware, optimizer, planner, state, step, tokenizer
+from MaxText import data, forecast, hardware, optimizer, planner, state, step, tokenizer
 from MaxText.errors import DataError
 from MaxText.layout import Layout
 from MaxText.processes import Alone, Group
@@ -158,10 +158,8 @@ def prepare(cfg: Any, group: Group | None = None) -> Session:
     """
     found = hardware.of(cfg)
     cfg, dtype_reason = hardware.resolve(cfg, found)
-    cfg = forecast.chosen(cfg, found)
-    tree = decoder.declare(cfg)
-    plan = planner.make(cfg, tree, found)
-    foreseen = forecast.of_plan(cfg, found, plan)
+    foreseen = forecast.planned(cfg, found)
+    cfg, plan = foreseen.cfg, foreseen.plan
     forecast.require_room(foreseen)
     words = tokenizer.make(cfg)
     train = data.open_train(cfg, words, plan.global_batch_size)

@@ -64,6 +64,13 @@ def test_a_faster_plan_without_room_is_said_with_its_keys():
     assert any("no room" in one["why"] and "faster" in one["why"] for one in made.rejected)
 
 
+def test_what_cannot_be_compiled_here_is_to_be_tried():
+    """No compiler for GPUs is at hand; the rest of the line is the same."""
+    keys = {"hardware": "h100-8", "global_batch_size": 9, "max_target_length": 2048}
+    said = [warning for warning in found(**DENSE, **keys).warnings if "a faster plan" in warning]
+    assert all("To try it: auto_plan=false" in warning and "compile=true" not in warning for warning in said) and said
+
+
 def test_where_none_leaves_room_the_nearest_is_named_and_not_taken():
     with pytest.raises(PlanError) as caught:
         forecast.of_config(
@@ -93,6 +100,20 @@ def test_what_is_fixed_by_hand_stays():
 def test_any_number_of_microbatches_that_divides_the_rows_is_tried():
     made = found(model_name="llama3.1-70b", hardware="v5p-128", max_target_length=4096, global_batch_size=192)
     assert made.plan.microbatches == 3 and made.fits
+
+
+@pytest.mark.parametrize("model", ["llama3.1-8b", "mixtral-8x7b"])
+def test_more_microbatches_divide_no_more_than_what_is_not_state(model):
+    """By which numbers of microbatches are passed over."""
+    keys = {"hardware": "v6e-16", "global_batch_size": 1024, "max_target_length": 2048, "remat_policy": "full"}
+    made = {
+        count: forecast.of_config(
+            config.make(**DENSE | keys | {"model_name": model}, gradient_accumulation_steps=count)
+        )
+        for count in (1, 2, 4, 16, 64)
+    }
+    above = {count: one.memory.total - one.plan.state_bytes for count, one in made.items()}
+    assert all(above[many] >= above[few] * few / many for few in above for many in above if many > few)
 
 
 def test_parameters_lie_in_pieces_over_nodes_of_gpus():
@@ -156,12 +177,12 @@ def test_no_legal_mesh_is_a_refusal_with_the_rules():
     assert caught.value.id in ("plan.nothing-legal", "plan.mesh")
 
 
-def test_a_run_chooses_too():
+def test_a_run_chooses_too_and_its_plan_says_why():
     cfg = toy_config(auto_plan=True)
-    chosen = forecast.chosen(cfg, cpu(4))
-    made = forecast.make(chosen, cpu(4))
+    made = forecast.planned(cfg, cpu(4))
     assert made.plan.devices == 4 and made.plan.global_batch_size == cfg.global_batch_size
-    assert forecast.chosen(toy_config(), cpu(1)) == toy_config()
+    assert made.rejected and "fewest" in made.reasons["gradient_accumulation_steps"]
+    assert forecast.planned(toy_config(), cpu(1)).cfg == toy_config()
 
 
 def test_the_default_recipe_is_not_fixed_by_hand():

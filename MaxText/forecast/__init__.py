@@ -2,7 +2,7 @@
 
 from MaxText.forecast.record import Forecast, as_dict, make, of_plan
 from MaxText.forecast.refusal import fitting, refusal, require_room
-from MaxText.forecast.search import choose, chosen, hardware_of, of_config
+from MaxText.forecast.search import choose, hardware_of, of_config, planned
 from MaxText.forecast.text import text
 from MaxText.planner import MESH_AXES
 
@@ -11,12 +11,12 @@ __all__ = [
     "Forecast",
     "as_dict",
     "choose",
-    "chosen",
     "fitting",
     "hardware_of",
     "make",
     "of_config",
     "of_plan",
+    "planned",
     "refusal",
     "require_room",
     "text",

@@ -78,8 +78,8 @@ def _memory(hardware: Hardware, needs: memory.Memory) -> Iterator[str]:
         what = "doubtful" if needs.total > capacity else "tight"
         yield (
             f"memory is {what}: {needs.total / GIB:.1f} of {capacity / GIB:.1f} GiB a device, and the estimate has an "
-            f"error of up to {memory.ERROR:.0%}; at least {needs.least / GIB:.1f} are needed. Ask the compiler: "
-            "compile=true."
+            f"error of up to {memory.ERROR:.0%}; at least {needs.least / GIB:.1f} are needed."
+            f"{' Ask the compiler: compile=true.' if hardware.has_compiler else ''}"
         )
 
 
@@ -144,7 +144,7 @@ def _chip(cfg: Any, plan: planner.Plan, hardware: Hardware) -> Iterator[str]:
         median, worst = cost.load().chip_left_out
         yield (
             f"the time is calibrated by no published step of {chip.name}, only by those of other chips: on chips left "
-            f"out of the calibration it was off by {median:.1%} (median), {worst:.0%} at worst."
+            f"out of the calibration it was off by {median:.1%} (median), {worst:.1%} at worst."
         )
     if chip.platform == "tpu" and hardware.slices > (most := cost.load().most_slices):
         yield (
@@ -174,7 +174,7 @@ def trust(chip: str) -> str:
     median, worst = cost.load().error(chip)
     left_out = "models left out" if rows else "chips left out"
     steps = "1 published step" if rows == 1 else f"{rows or 'no'} published steps"
-    return f"{steps} of {chip}; error on {left_out}: median {median:.1%}, worst {worst:.0%}"
+    return f"{steps} of {chip}; error on {left_out}: median {median:.1%}, worst {worst:.1%}"
 
 
 def axis_meaning(axis: str) -> str:

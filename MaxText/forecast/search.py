@@ -97,19 +97,19 @@ def choose(cfg: Any, hardware: Hardware) -> Choice:
     )
 
 
-def chosen(cfg: Any, hardware: Hardware) -> Any:
-    """The configuration itself, or with auto_plan=true the one that the search finds."""
-    return choose(cfg, with_rates(hardware)).cfg if cfg.auto_plan else cfg
-
-
 def of_config(cfg: Any) -> record.Forecast:
     """The forecast of a configuration on the slice it names, or on what is plugged in here."""
     found = hardware_of(cfg)
-    cfg, _ = hardware_room.resolve(cfg, found)
+    return planned(hardware_room.resolve(cfg, found)[0], found)
+
+
+def planned(cfg: Any, hardware: Hardware) -> record.Forecast:
+    """The forecast of a configuration, whose dtype is resolved; with auto_plan=true of the one that the search finds,
+    with its reasons."""
     if not cfg.auto_plan:
-        return record.make(cfg, found)
-    best = choose(cfg, with_rates(found))
-    return record.make(best.cfg, found, reasons=best.reasons, rejected=best.rejected, warnings=best.warnings)
+        return record.make(cfg, hardware)
+    best = choose(cfg, with_rates(hardware))
+    return record.make(best.cfg, hardware, reasons=best.reasons, rejected=best.rejected, warnings=best.warnings)
 
 
 def hardware_of(cfg: Any) -> Hardware:
@@ -157,11 +157,10 @@ def _fewest(
     """The candidate with the fewest microbatches that fit (the last that is legal where none does), and before it those
     that fit without room."""
     fixed = by_hand(cfg, "gradient_accumulation_steps")
+    counts = [cfg.gradient_accumulation_steps] if fixed else divisors(rows, 64)
     found: list[Tried] = []
-    ways = 1
-    for count in [cfg.gradient_accumulation_steps] if fixed else divisors(rows, 64):
-        if rows // count % ways:
-            continue
+    while counts:
+        count, *counts = counts
         here = With(cfg, changes | {"gradient_accumulation_steps": count})
         try:
             plan = planner.make(here, tree, hardware)
@@ -169,11 +168,15 @@ def _fewest(
             if not found:
                 raise
             continue
-        ways = plan.layout.ways("activation_batch")
-        found = [one for one in found if one.seconds is not None]
-        found.append(_candidate(here, plan, hardware, name))
-        if found[-1].fits or plan.state_bytes > (hardware.memory_bytes or math.inf):  # nor would more of them do
+        one = _candidate(here, plan, hardware, name)
+        found = [*(other for other in found if other.seconds is not None), one]
+        capacity = hardware.memory_bytes or math.inf
+        if one.fits or plan.state_bytes > capacity:  # nor would more of them do
             break
+        counts = [n for n in counts if rows // n % plan.layout.ways("activation_batch") == 0]
+        # What is not state shrinks with their number at best.
+        least = count * (one.bytes - plan.state_bytes) / (HOPE * capacity - plan.state_bytes)
+        counts = [n for n in counts if n >= least] or counts[-1:]
     return found
 
 
@@ -208,8 +211,8 @@ def _lost(one: Tried, best: Tried) -> str:
         return f"does not fit: {one.lacks}"
     assert best.seconds is not None
     slower = one.seconds / best.seconds - 1
-    words = f"{duration(one.seconds)} a step, {abs(slower):.0%} {'faster' if slower < 0 else 'slower'}"
-    return f"{words}; no room: {one.lacks}" if one.lacks else words
+    compared = f"{abs(slower):.0%} {'faster' if slower < 0 else 'slower'}" if abs(slower) >= 0.005 else "as fast"
+    return f"{duration(one.seconds)} a step, {compared}{'; no room: ' if one.lacks else ''}{one.lacks}"
 
 
 def _closer(tried: list[Tried], hardware: Hardware, seconds: float) -> list[Tried]:
@@ -231,7 +234,7 @@ def _faster(cfg: Any, best: Tried, tried: list[Tried], hardware: Hardware) -> tu
     return tuple(
         f"a faster plan may fit: {one.words()}: {duration(one.seconds or 0.0)} a step instead of {duration(seconds)}, "
         f"by the estimate {_share(one, hardware)}. auto_plan=true leaves {1 - ROOM:.0%} free, so that 19 of 20 plans "
-        f"fit. Ask the compiler about this one: {_keys(cfg, one)} compile=true"
+        f"fit. {_to_try(cfg, one, hardware)}"
         for one in _closer(tried, hardware, seconds)
     )
 
@@ -241,10 +244,11 @@ def _share(one: Tried, hardware: Hardware) -> str:
     return f"{size(one.bytes)} of {size(capacity)} a device ({one.bytes / capacity:.0%})"
 
 
-def _keys(cfg: Any, one: Tried) -> str:
+def _to_try(cfg: Any, one: Tried, hardware: Hardware) -> str:
     """What to type for a candidate in place of auto_plan."""
     new = {key: value for key, value in one.changes.items() if getattr(cfg, key) != value}
-    return " ".join(f"{key}={scalar(value)}" for key, value in ({"auto_plan": False} | new).items())
+    keys = " ".join(f"{key}={scalar(value)}" for key, value in ({"auto_plan": False} | new).items())
+    return f"Ask the compiler about this one: {keys} compile=true" if hardware.has_compiler else f"To try it: {keys}"
 
 
 def _reasons(cfg: Any, best: Tried, tried: list[Tried]) -> dict[str, str]:
@@ -296,8 +300,8 @@ def _nothing(
     if close := _closer(tried, hardware, math.inf):
         return PlanError(
             f"auto_plan=true: of {len(tried)} plans none leaves {1 - ROOM:.0%} of a device free, so that 19 of 20 fit. "
-            f"The nearest is {close[0].words()}, by the estimate {_share(close[0], hardware)}. Ask the compiler about "
-            f"it: {_keys(cfg, close[0])} compile=true",
+            f"The nearest is {close[0].words()}, by the estimate {_share(close[0], hardware)}. "
+            f"{_to_try(cfg, close[0], hardware)}",
             id="plan.memory",
         )
     nearest = min(tried, key=lambda one: one.bytes)
