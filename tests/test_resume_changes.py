@@ -112,6 +112,7 @@ def test_of_another_run_it_is_announced(halfway, tmp_path, capsys):
     source = halfway / "toy/checkpoints/4"
     assert run(tmp_path, **WHOLE, run_name="new", load_full_state_path=source, scale_embedding=True, adam_b1=0.5) == 0
     said = capsys.readouterr().out
+    assert "NEW, goes on after 4 steps of another run" in said and "FRESH" not in said
     assert "not as there: scale_embedding" in said and "trained otherwise from here on: adam_b1 0.9 -> 0.5" in said
 
 
