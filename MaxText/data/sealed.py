@@ -73,8 +73,8 @@ def _sync(path: Path) -> None:
 
 def save(path: Path, **arrays: np.ndarray) -> None:
     """Tables under their names, then the SHA-256 of all of it; under another name first."""
-    buffer = io.BytesIO()
-    np.savez(buffer, **arrays)
+    buffer, named = io.BytesIO(), dict[str, Any](arrays)
+    np.savez(buffer, **named)
     data = buffer.getbuffer()
     temporary = path.with_name(f"{path.stem}.{os.getpid()}{path.suffix}")
     with temporary.open("wb") as file:
