@@ -141,7 +141,7 @@ def _kept(where: Path, key: str) -> Plan | None:
     """The plan of an earlier start; None where there is none, or a damaged one, which is then made again."""
     try:
         found = sealed.load(where)
-        if str(found["key"]) != key:
+        if str(found.get("key")) != key:
             raise sealed.Broken("it is of other data")
         return Plan(*(found[name] for name in Plan._fields))
     except FileNotFoundError:

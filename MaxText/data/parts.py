@@ -11,7 +11,7 @@ import json
 import os
 import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +32,13 @@ def save(where: Path, part: Part) -> None:
     """Write a part; `where` is its path without ending."""
     temporary = f"{where}.{os.getpid()}.npy"
     np.save(temporary, part.tokens)
-    about = {"seen": part.seen, "dropped": part.dropped, "bad": part.bad, "tokens": _checksum(temporary)}
+    about = {
+        "name": where.name,
+        "seen": part.seen,
+        "dropped": part.dropped,
+        "bad": part.bad,
+        "tokens": _checksum(temporary),
+    }
     os.replace(temporary, f"{where}.npy")
     text = np.array(json.dumps(about))
     sealed.save(
@@ -45,6 +51,8 @@ def load(where: Path) -> Part:
     try:
         found = sealed.load(Path(f"{where}.npz"))
         about = json.loads(str(found["about"]))
+        if about["name"] != where.name:
+            raise Broken(f"it is the part {about['name']}")
         if _checksum(f"{where}.npy") != about["tokens"]:
             raise Broken("its ids do not agree with their checksum")
         tokens = np.load(f"{where}.npy", mmap_mode="r")
@@ -68,6 +76,11 @@ def whole(folder: Path, names: Iterable[str], refuse: bool) -> set[str]:
     if broken:
         _tell(f"{len(broken)} parts in {folder} are damaged and made again: {', '.join(broken[:3])}")
     return found
+
+
+def finished(folder: Path) -> Iterator[Path]:
+    """The signs of parts, whole or not."""
+    return (path for path in folder.glob("*.npz") if re.fullmatch("[0-9]{7}", path.stem))
 
 
 def recipe_of(folder: Path) -> dict[str, Any] | None:

@@ -53,38 +53,46 @@ def prepare(cfg: Config, tokenizer: Tokenizer, out: Path, workers: int = 0) -> s
     splits: list[Split] = ["train", "eval"] if recipe.has_eval(cfg) else ["train"]
     sources = {split: opening.sources_of(cfg, split) for split in splits}
     facts = _facts(cfg, tokenizer, sources)
-    if (out / prepared.MANIFEST).exists():
+    if os.path.exists(out / prepared.MANIFEST):
         return _complete(out, sources["train"], facts)
-    made = [folder for folder in (out / PARTS, out, *out.parents) if not folder.exists()]
+    before = {folder for folder in (out / PARTS, out, *out.parents, *out.glob("*")) if os.path.exists(folder)}
     try:
         return _prepare(cfg, tokenizer, out, workers, sources, facts)
     except KeyboardInterrupt as error:
-        raise Preempted(f"interrupted. {_left(out, made)}", id="data.interrupted") from error
+        raise Preempted(f"interrupted. {_left(out, before)}", id="data.interrupted") from error
     except OSError as error:
         raise StorageError(
-            f"{error.filename or out} cannot be written: {error.strerror or error}. {_left(out, made)}",
+            f"{error.filename or out} cannot be written: {error.strerror or error}. {_left(out, before)}",
             id="data.write",
         ) from error
     except DataError as error:
         goes_on = "Parts that are whole are kept, and used where the command goes on, as with bad_documents=drop."
-        kept = _left(out, made, "" if error.id == "data.no-targets" else goes_on)
+        kept = _left(out, before, "" if error.id == "data.no-targets" else goes_on)
         raise DataError(f"{error} {kept}", id=error.id) from error
 
 
-def _left(out: Path, made: list[Path], kept: str = "What was done so far is kept; the same command goes on.") -> str:
+def _left(out: Path, before: set[Path], kept: str = "What was done so far is kept; the same command goes on.") -> str:
     """What becomes of a try that failed: whole parts stay, if the command can go on (`kept` says so); where there is
-    none, nothing does. made: the folders that were not there before."""
-    folder = out / PARTS
-    if kept and any(folder.glob("*.npz")):
+    none, nothing does that was not there `before`."""
+    if os.path.exists(out / prepared.MANIFEST):
+        return "The rows are complete all the same."
+    if kept and any(parts.finished(out / PARTS)):
         return kept
-    parts.clear(folder)
-    for one in out.glob("*-*"):
-        if _JOINED.fullmatch(one.name):
-            shutil.rmtree(one)
-    for one in made:
-        if one.is_dir() and not any(one.iterdir()):
-            one.rmdir()
+    try:
+        _remove(out, before)
+    except OSError as error:
+        return f"Remove {out}: {error.filename} cannot be removed ({error.strerror})."
     return "Nothing was written."
+
+
+def _remove(out: Path, before: set[Path]) -> None:
+    parts.clear(out / PARTS)
+    for one in out.glob("*-*"):
+        if _JOINED.fullmatch(one.name) and one not in before:
+            shutil.rmtree(one)
+    for one in (out / PARTS, out, *out.parents):
+        if one not in before and one.is_dir() and not any(one.iterdir()):
+            one.rmdir()
 
 
 def _complete(out: Path, source: list[Source], facts: dict[str, Any]) -> str:
@@ -96,12 +104,8 @@ def _complete(out: Path, source: list[Source], facts: dict[str, Any]) -> str:
     except DataError as error:
         raise DataError(f"{error}\nDelete {out} and give the same command again.", id=error.id) from error
     kept, now = [entry["weight"] for entry in found["splits"]["train"]], [one.weight for one in source]
-    note = (
-        ""
-        if kept == now
-        else (f"\n  the folder keeps mixture_weights={kept}; {now} count where training is given them")
-    )
-    return f"{out} is complete: {_describe(found)}{note}"
+    note = f"\n  the folder keeps mixture_weights={kept}; {now} count where training is given them"
+    return f"{out} is complete: {_describe(found)}{note if kept != now else ''}"
 
 
 def _prepare(

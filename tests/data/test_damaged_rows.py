@@ -142,6 +142,15 @@ def test_any_changed_byte_of_a_part_is_found(files, monkeypatch, capsys):
     capsys.readouterr()
 
 
+def test_the_part_of_another_unit_is_not_used(files, monkeypatch, capsys):
+    first, second = interrupt_the_join(files, monkeypatch)[:2]
+    for ending in (".npy", ".npz"):
+        second.with_suffix(ending).write_bytes(first.with_suffix(ending).read_bytes())
+    make(keys_of(files))
+    assert second.stem in capsys.readouterr().err
+    assert is_as_if_made_at_once(files)
+
+
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_without_its_recipe_no_part_is_used(files, damage, monkeypatch, capsys):
     """They could be those of another one."""
@@ -213,11 +222,36 @@ def test_a_refusal_keeps_parts_that_can_be_used(files, monkeypatch):
     assert done > 2 and len(again) == 1
 
 
+def test_an_interrupt_after_the_manifest_takes_nothing_away(files, monkeypatch):
+    clear = prepare.parts.clear
+
+    def late(folder):
+        if not Path("rows/manifest.json").exists():
+            return clear(folder)
+        for path in folder.glob("*.npz"):
+            path.unlink()
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(Preempted):
+        patch.setattr(prepare.parts, "clear", late)
+        make(keys_of(files))
+    assert prepared.verify("rows")
+    assert "complete" in make(keys_of(files))
+
+
 def test_what_others_keep_in_the_folder_stays(files):
-    Path("rows/parts").mkdir(parents=True)
-    Path("rows/parts/mine.txt").write_text("mine")
+    for folder in ("rows/parts", "rows/train-7"):
+        Path(folder).mkdir(parents=True)
+        Path(folder, "mine.txt").write_text("mine")
+    with open("x.jsonl", "r+b") as file:
+        text = file.read()
+        file.seek(0)
+        file.write(b"{broken}")
+    with pytest.raises(DataError):
+        make(keys_of(files))
+    Path("x.jsonl").write_bytes(text)
     make(keys_of(files))
-    assert Path("rows/parts/mine.txt").read_text() == "mine"
+    assert Path("rows/train-7/mine.txt").read_text() == Path("rows/parts/mine.txt").read_text() == "mine"
     assert [path.name for path in Path("rows/parts").iterdir()] == ["mine.txt"]
 
 
