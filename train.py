@@ -2,7 +2,10 @@
 
 import sys
 
-from MaxText.train import main
+from MaxText import early
 
 if __name__ == "__main__":
+    early.install()
+    from MaxText.train import main
+
     sys.exit(main(sys.argv[1:]))

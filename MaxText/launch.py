@@ -27,6 +27,7 @@ USAGE = """usage: python -m MaxText launch [target=local] processes=N [key=value
   slices=K                equal parts of the devices that stand for slices, for the dcn_* axes: num_slices=K"""
 GRACE_SECONDS = 15.0  # between the end of one process and SIGKILL for those that have not followed it
 FAREWELL_SECONDS = 120.0  # the same where the first one ended well
+_PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
 _COUNT_FLAG = "--xla_force_host_platform_device_count"
 _GLOO = re.compile(r"\[Gloo\] Rank \d+ is connected to ")  # a line for each device and group; no switch turns it off
 _PR_SET_PDEATHSIG = 1  # <sys/prctl.h>
@@ -127,7 +128,7 @@ class Launch:
 
     def run(self) -> int:
         """Start all, wait for all, and return the exit code."""
-        before = {number: signal.signal(number, self._pass_on) for number in (signal.SIGTERM, signal.SIGINT)}
+        before = {number: signal.signal(number, self._pass_on) for number in _PASSED_ON}
         try:
             port = _free_port()
             for id in range(self._order.processes):

@@ -7,7 +7,7 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from MaxText import data, optimizer
+from MaxText import config, data, optimizer
 from MaxText.errors import ConfigError
 from MaxText.session import Session
 
@@ -20,6 +20,16 @@ SCHEDULE_KEYS = (
     "wsd_decay_steps_fraction",
     "wsd_decay_style",
 )
+# What steps do with the same model and data, beside their learning rate. A person may change it on purpose.
+TRAINING_KEYS = tuple(
+    key
+    for key in (
+        *config.TRAINING, "init_weights_seed", "load_balance_loss_weight",
+        "load_balance_loss_type", "router_z_loss_weight", "routed_bias_update_rate", "capacity_factor",
+        "mtp_loss_scaling_factor", "indexer_loss_scaling_factor",
+    )
+    if key not in SCHEDULE_KEYS
+)  # fmt: skip
 
 
 def check_continues(made: Session, meta: dict[str, Any], done: int) -> list[str]:
@@ -33,6 +43,7 @@ def check_continues(made: Session, meta: dict[str, Any], done: int) -> list[str]
         data.notes(meta["data"], made.train.fingerprint)
         + _held_out_notes(meta.get("held_out", now), now)
         + _schedule_notes(made.cfg, meta["config"], done)
+        + _training_notes(made.cfg, meta["config"])
     )
 
 
@@ -57,7 +68,7 @@ def changes(made: Session, meta: dict[str, Any], done: int) -> list[str]:
     now, before = made.train.fingerprint, meta["data"]
     different = sorted(key for key in before.keys() | now.keys() if before.get(key) != now.get(key))
     notes = [f"warning: other data than there: {', '.join(different)}"] if different else []
-    return notes + _schedule_notes(made.cfg, meta["config"], done)
+    return notes + _schedule_notes(made.cfg, meta["config"], done) + _training_notes(made.cfg, meta["config"])
 
 
 def _same_data(made: Session, before: dict[str, Any]) -> None:
@@ -69,6 +80,15 @@ def _same_data(made: Session, before: dict[str, Any]) -> None:
             "Choose another run_name to start afresh, or give the old values.",
             id="run.other-data",
         )
+
+
+def _training_notes(cfg: Any, before: dict[str, Any]) -> list[str]:
+    now = cfg.as_dict()
+    changed = [key for key in TRAINING_KEYS if key in before and before[key] != now[key]]
+    if "init_weights_seed" in changed and not cfg.dropout_rate:
+        changed.remove("init_weights_seed")
+    table = ", ".join(f"{key} {before[key]} -> {now[key]}" for key in changed)
+    return [f"warning: trained otherwise from here on: {table}"] if changed else []
 
 
 def _schedule_notes(cfg: Any, before: dict[str, Any], done: int) -> list[str]:

@@ -225,8 +225,15 @@ def connect(cfg: Any, group: Several) -> None:
 # --- signals ---------------------------------------------------------------------------------------------------------
 
 
+_ENDING = (signal.SIGTERM, signal.SIGINT)
+_WARNING = (signal.SIGHUP, signal.SIGUSR1)
+
+
 class Signals:
     """While open, the first SIGTERM or SIGINT only sets `requested`; the second ends the process at once.
+
+    SIGHUP (the terminal is gone) and SIGUSR1 (a batch system's warning) set it as well, and end nothing: they come
+    beside others. Where the process ignores one of these two, as under nohup, or has its own answer, that stays.
 
     The second one exits with 128 + its number, without clean-up: what is durable stays so. A thread reads the
     signals from a pipe, because Python runs its own handlers only between bytecodes: the second signal works even
@@ -240,6 +247,7 @@ class Signals:
         self.requested: signal.Signals | None = None
         self._notify = notify
         self._handled = 0
+        self._taken: set[int] = set()
         self._restore = contextlib.ExitStack()
 
     def __enter__(self) -> Self:
@@ -252,7 +260,10 @@ class Signals:
         self._restore.callback(os.close, writer)  # ends the thread
         before = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
         self._restore.callback(signal.set_wakeup_fd, before)
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in (*_ENDING, *_WARNING):
+            if number in _WARNING and signal.getsignal(number) is not signal.SIG_DFL:
+                continue
+            self._taken.add(number)
             self._restore.callback(signal.signal, number, signal.signal(number, self._handle))
         return self
 
@@ -264,10 +275,10 @@ class Signals:
         seen = 0
         with os.fdopen(reader, "rb", buffering=0) as pipe:
             while byte := pipe.read(1):
-                if byte[0] not in (signal.SIGTERM, signal.SIGINT):
+                if byte[0] not in self._taken:
                     continue
                 number = signal.Signals(byte[0])
-                seen += 1
+                seen += number in _ENDING
                 if seen == 2:
                     self._end(number)
                 self.requested = self.requested or number
@@ -279,7 +290,7 @@ class Signals:
 
         It counts by itself, for a library that has taken the wake-up descriptor (an event loop) away.
         """
-        self._handled += 1
+        self._handled += number in _ENDING
         self.requested = self.requested or signal.Signals(number)
         if self._handled == 2:
             self._end(signal.Signals(number))

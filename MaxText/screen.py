@@ -84,10 +84,11 @@ def plan(cfg: Any, hardware: Hardware, plan: Plan, dtype_reason: str) -> list[tu
 
 
 def start(made: Session, done: int, resumed: str, notes: list[str]) -> str:
-    """The start screen: FRESH, or RESUMED after `done` steps from where `resumed` says; `notes` are lines about what is
-    different or wrong."""
+    """The start screen: FRESH, RESUMED after `done` steps from where `resumed` says, or a NEW run after as many of
+    another; `notes` are lines about what is different or wrong."""
     cfg = made.cfg
-    fresh, old = f"FRESH, seed {cfg.init_weights_seed}", f"RESUMED after {done} steps from {resumed}"
+    fresh = f"NEW, goes on after {done} steps of another run" if done else f"FRESH, seed {cfg.init_weights_seed}"
+    old = f"RESUMED after {done} steps from {resumed}"
     schedule = f"{cfg.opt_type}, learning rate {cfg.learning_rate:g} ({cfg.lr_schedule_type})"
     rows = [
         ("run", f"{cfg.run_name} in {cfg.run_folder}"),

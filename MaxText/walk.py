@@ -12,9 +12,9 @@ from typing import Any
 
 import jax
 
-from MaxText import catalogue, decoder, faults, forecast, goodput, metrics, report, runtime, screen, session
-from MaxText.checkpoint import Local, Store, Tiers
-from MaxText.convert import start
+from MaxText import catalogue, config, decoder, faults, forecast, goodput, metrics, report, runtime, screen, session
+from MaxText.checkpoint import LOCAL_NOT_SAVED, Local, Store, Tiers
+from MaxText.convert import hf_config, start
 from MaxText.convert.source import Source
 from MaxText.convert.source import find as find_source
 from MaxText.data import differences
@@ -55,7 +55,7 @@ def walk(cfg: Any, group: Group | None = None) -> None:
             _print(group, forecast.fitting(forecast.of_plan(cfg, made.hardware, made.plan)))
             return
         store = open_tiers(cfg, group)
-        beginning = find_beginning(made, store) if cfg.enable_checkpointing else find_elsewhere(made, store)
+        beginning = find_beginning(made, store) if cfg.enable_checkpointing else _without_checkpoints(made, store)
         _require_one_folder(cfg, group, beginning)
         if _is_complete(made, group, beginning.done):
             _print(group, screen.complete(cfg, beginning.done))
@@ -147,7 +147,31 @@ def find_beginning(made: Session, store: Tiers) -> Beginning:
     notes += check_continues(made, newest.meta, newest.step)
     with jax.set_mesh(made.mesh):
         store.require_fit(newest.step, made.stored_type)  # before anything is written
+    _require_same_model(made, newest.meta["config"])
     return Beginning(newest.step, newest.where, notes=notes)
+
+
+def _without_checkpoints(made: Session, store: Tiers) -> Beginning:
+    """The beginning of a run that saves none. In the folder of one that does it would begin its metrics anew."""
+    if store.durable.folder.is_dir():
+        raise ConfigError(
+            f"enable_checkpointing=false, but {made.cfg.run_folder} is the folder of a run with checkpoints (newest: "
+            f"{store.latest()}), whose metrics would be begun anew. Choose another run_name.",
+            id="run.has-checkpoints",
+        )
+    return find_elsewhere(made, store)
+
+
+def _require_same_model(made: Session, before: Mapping[str, Any]) -> None:
+    """The same parameters in another function would train on, worse, and without a word."""
+    there = made.cfg.replace(**{key: value for key, value in before.items() if key in config.ARCHITECTURE})
+    if different := hf_config.differences(made.cfg, there):
+        table = "\n".join(f"  {line}" for line in different)
+        raise ConfigError(
+            f"{made.cfg.run_folder} was trained as another model:\n{table}\nGive the old values; or begin a run of its "
+            "own from it, with another run_name and load_full_state_path or load_parameters_path.",
+            id="run.other-model",
+        )
 
 
 def find_elsewhere(made: Session, store: Tiers, notes: Sequence[str] = ()) -> Beginning:
@@ -181,7 +205,9 @@ def _full_state(made: Session, store: Tiers, notes: Sequence[str]) -> Beginning:
     with jax.set_mesh(made.mesh):
         other.require_fit(step, made.stored_type)
     meta = other.manifest(step)["meta"]
+    there = cfg.replace(**{key: value for key, value in meta["config"].items() if key in config.ARCHITECTURE})
     said = [f"everything of {folder}, after {step} steps", *changes(made, meta, step)]
+    said += [f"warning: not as there: {text}" for text in hf_config.differences(cfg, there)]
     return Beginning(step, other=other, notes=[*notes, *said])
 
 
@@ -269,7 +295,7 @@ def finish(made: Session, records: Records, loop: Loop | None, ending: MaxTextEr
     faults.point("finish.begun")
     wanted = ending is not None or made.cfg.save_checkpoint_on_completion
     together = ending is None or isinstance(ending, Preempted) or records.group.count == 1
-    saves = wanted and together and not isinstance(ending, NonFiniteError | StorageError)
+    saves = wanted and together and not _saving_is_vain(ending)
     if loop is not None and loop.done and saves:
         ending = _first(records, ending, loop.save)
     records.close_console()
@@ -288,6 +314,13 @@ def finish(made: Session, records: Records, loop: Loop | None, ending: MaxTextEr
     if ending is not None:
         records.log(f"exit code {ending.exit_code}: {ending}")
     return ending
+
+
+def _saving_is_vain(ending: MaxTextError | None) -> bool:
+    """Whether the state is not worth saving, or the durable checkpoints' disk has refused just now."""
+    if isinstance(ending, StorageError):
+        return ending.id.startswith("checkpoint.") and ending.id != LOCAL_NOT_SAVED
+    return isinstance(ending, NonFiniteError)
 
 
 def _first(records: Records, ending: MaxTextError | None, action: Any) -> MaxTextError | None:

@@ -88,6 +88,7 @@ SHORT = {"max_target_length": 1024, "per_device_batch_size": 2.0}
 MODELS |= {name: SHORT | {"model_name": name} for name in ("llama3.1-8b", "llama3.2-1b", "gemma2-2b")}
 HEADS = {"decoder_layer_input": "offload", "query_proj": "offload", "key_proj": "offload", "value_proj": "offload"}
 TENSOR = {"ici_tensor_parallelism": 2}
+FLASH = {"attention": "autoselected"}  # the others write their scores
 # model, hardware, policy, other keys
 CELLS: list[tuple[str, str, str, dict[str, Any]]] = [
     ("dense", "v5e-4", "full", {}),
@@ -118,6 +119,12 @@ CELLS: list[tuple[str, str, str, dict[str, Any]]] = [
     ("small", "v6e-8", "full", {"mu_dtype": "bfloat16", "grad_dtype": "bfloat16"}),
     ("small capacity", "v5p-8", "full", {}),
     ("small", "v6e-8", "none", {}),
+    ("dense", "v5e-4", "full", FLASH),
+    ("dense", "v6e-8", "minimal_with_context", FLASH),
+    ("small", "v6e-8", "none", FLASH),
+    ("long", "v5p-8", "minimal", FLASH),
+    ("latent", "v5e-4", "full", FLASH),
+    ("small windows", "v6e-4", "save_out_proj", FLASH),
 ]
 
 

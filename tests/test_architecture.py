@@ -17,8 +17,8 @@ PACKAGE = ROOT / "MaxText"
 
 # A room (a file or a folder of MaxText/) imports only from the rooms before it.
 ORDER = """
-    errors faults crc processes compat config catalogue hardware layout sequence blueprint architecture pipeline flops
-    planner remat cost layers decoder balance loss tokenizer data share evaluate optimizer state step runtime
+    early errors faults crc processes compat config catalogue hardware layout sequence blueprint architecture pipeline
+    flops planner remat cost layers decoder balance loss tokenizer data share evaluate optimizer state step runtime
     forecast aot plan_verb doctor checkpoint metrics goodput report records session screen resume loop generate convert
     walk train launch cli __main__
 """

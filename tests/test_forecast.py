@@ -244,7 +244,7 @@ def test_the_forecast_is_held_to_account(tmp_path):
 def test_memory_beside_what_the_tpu_compiler_said(capsys):
     """The answers are kept in the tree: state is exact, the rest is as far off as docs/planner.md says."""
     found = bench_memory.report(json.loads(bench_memory.FILE.read_text()))
-    assert found["cells"] >= 24 and found["state_worst"] < 1e-3
+    assert found["cells"] >= 34 and found["state_worst"] < 1e-3
     assert found["median"] < 0.05 and found["p95"] < 0.12
     # What an automatic choice leaves free, and what it gives up, are the error of 19 in 20.
     assert cost.memory.ROOM <= 1 + found["low"] < cost.memory.ROOM + 0.02

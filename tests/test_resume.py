@@ -115,69 +115,6 @@ def test_resumed_with_other_microbatches(unbroken, halfway):
         assert found == pytest.approx(wanted, rel=2e-4), found["step"]
 
 
-# --- what may continue
-
-
-def test_a_complete_run_says_so(unbroken, capsys):
-    before = (unbroken / "toy/metrics.jsonl").read_bytes()
-    assert run(unbroken, **WHOLE) == 0
-    assert f"complete: {STEPS} steps" in capsys.readouterr().out
-    assert (unbroken / "toy/metrics.jsonl").read_bytes() == before
-
-
-def test_demands(halfway, tmp_path_factory, capsys):
-    empty = tmp_path_factory.mktemp("empty")
-    assert run(empty, start="resume") == 2
-    assert "start=resume" in capsys.readouterr().err and not list(empty.iterdir())
-    assert run(halfway, start="fresh") == 2
-    assert "start=fresh" in capsys.readouterr().err and kept(halfway) == [2, 4]
-
-
-def test_a_changed_schedule_is_announced(halfway, capsys):
-    assert run(halfway, learning_rate=1e-4, learning_rate_schedule_steps=12) == 0
-    said = capsys.readouterr().out
-    assert "schedule changed: learning_rate 0.003 -> 0.0001" in said
-    assert "learning_rate_schedule_steps 6 -> 12" in said and "learning rate at step 4" in said
-
-
-@pytest.mark.parametrize(
-    ("change", "named"),
-    [
-        ({"eval_files": ["builtin:austen/sensesensibility.txt"]}, "persuasion.txt"),
-        ({"eval_per_device_batch_size": 1.0}, "rows: 32 in the checkpoint, 16 now"),
-        ({}, ""),
-    ],
-)
-def test_another_held_out_set_is_announced(halfway, capsys, change, named):
-    assert run(halfway, **WHOLE, **change) == 0
-    said = capsys.readouterr().out
-    assert ("measured on another set from here on" in said) == bool(change) and named in said
-
-
-@pytest.mark.parametrize(
-    ("change", "named"),
-    [
-        ({"data_shuffle_seed": 1}, "seed"),
-        ({"max_target_length": 32}, "length"),
-        ({"global_batch_size": 32}, "batch"),
-        ({"train_files": ["builtin:austen/sensesensibility.txt"]}, "sha"),
-    ],
-)
-def test_other_data_are_refused(halfway, capsys, change, named):
-    before = (halfway / "toy/metrics.jsonl").read_bytes()
-    assert run(halfway, **WHOLE, **change) == 2
-    message = capsys.readouterr().err
-    assert "in the checkpoint" in message and named in message and "Traceback" not in message
-    assert (halfway / "toy/metrics.jsonl").read_bytes() == before and kept(halfway) == [2, 4]
-
-
-def test_another_model_is_refused_before_anything_is_read(halfway, capsys):
-    assert run(halfway, **WHOLE, base_mlp_dim=64) == 7
-    message = capsys.readouterr().err
-    assert "wi_0" in message and "48" in message and "64" in message and "Traceback" not in message
-    assert kept(halfway) == [2, 4]
-
-
 # --- signals
 
 

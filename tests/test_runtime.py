@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -180,6 +181,31 @@ def test_second_signal_ends_even_when_it_is_another_one():
         assert line(process) == "SIGTERM"
         process.send_signal(signal.SIGINT)
         assert process.wait(10) == 130
+
+
+@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGUSR1])
+def test_a_warning_is_a_request_and_comes_beside_others(number):
+    """A terminal that is gone sends several; systemd sends SIGHUP with its SIGTERM."""
+    with start(WAITING) as process:
+        assert line(process) == "ready"
+        process.send_signal(number)
+        assert line(process) == number.name
+        for other in (number, signal.SIGTERM, number):
+            process.send_signal(other)
+            time.sleep(0.1)
+        assert process.poll() is None
+        process.terminate()
+        assert process.wait(10) == 143
+
+
+def test_under_nohup_a_terminal_that_goes_is_nothing():
+    with start("signal.signal(signal.SIGHUP, signal.SIG_IGN)\n" + textwrap.dedent(WAITING)) as process:
+        assert line(process) == "ready"
+        process.send_signal(signal.SIGHUP)
+        process.terminate()
+        assert line(process) == "SIGTERM"
+        process.terminate()
+        assert process.wait(10) == 143
 
 
 def test_second_signal_ends_a_main_thread_stuck_in_c():

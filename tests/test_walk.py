@@ -210,6 +210,18 @@ def processes_end(process: subprocess.Popen[str], seconds: float = 90) -> tuple[
     return process.returncode, out, err
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_at_any_moment_of_the_start_ends_with_a_word(tmp_path, clean_environ, number):
+    """Imports take a second; inside them Ctrl-C would be a traceback, or another exception."""
+    for wait in (0.1, 0.25, 0.4, 0.6, 0.9):
+        process = start(tmp_path, clean_environ, steps=4000, num_epoch=-1, eval_files=[])
+        time.sleep(wait)
+        process.send_signal(number)
+        code, _, err = processes_end(process)
+        assert code in (75, 130 if number == signal.SIGINT else 75), (wait, err)
+        assert "Traceback" not in err and "Error" not in err, (wait, err)
+
+
 def test_sigterm_to_a_process(tmp_path, clean_environ):
     """In a process of its own, with nothing of the tests' environment: saved and said."""
     how = {"steps": 4000, "checkpoint_period": 10_000, "num_epoch": -1, "eval_files": [], "ici_fsdp_parallelism": 2}

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 from MaxText.checkpoint.local import Local
 from MaxText.checkpoint.store import Store
 from MaxText.errors import StorageError
+
+LOCAL_NOT_SAVED = "checkpoint.local-not-saved"
 
 
 @dataclass(frozen=True)
@@ -117,14 +120,16 @@ class Tiers:
         """As `Store.save`, in one of the tiers."""
         if local:
             assert self._local is not None
-            return self._local.save(step, state, meta)
+            with _of_the_local_tier():
+                return self._local.save(step, state, meta)
         return self.durable.save(step, state, meta)
 
     def check(self) -> None:
         """Raise the StorageError of a background save of either tier that has failed; costs nothing."""
         self.durable.check()
         if self._local:
-            self._local.check()
+            with _of_the_local_tier():
+                self._local.check()
 
     def latest(self) -> int | None:
         """The newest complete durable step."""
@@ -136,4 +141,20 @@ class Tiers:
             self.durable.close()
         finally:
             if self._local:
-                self._local.close(self.durable.latest())
+                with _of_the_local_tier():
+                    self._local.close(self.durable.latest())
+
+
+@contextlib.contextmanager
+def _of_the_local_tier() -> Iterator[None]:
+    """What failed there says nothing about the durable one: another id, and the way out."""
+    try:
+        yield
+    except StorageError as error:
+        if error.id != "checkpoint.not-saved":
+            raise
+        raise StorageError(
+            f"{error}\nThe local tier needs that room on every node. Without enable_emergency_checkpoint, "
+            "local_checkpoint_directory and local_checkpoint_period the run goes on without it.",
+            id=LOCAL_NOT_SAVED,
+        ) from error

@@ -64,10 +64,13 @@ def ls(run: Path) -> str:
 
 
 def verify(run: Path, step: str = "") -> str:
-    """One line for each step. StorageError ("checkpoint.damaged") with all lines if one is not as it was saved."""
+    """One line for each step. StorageError ("checkpoint.damaged") with all lines if one is not as it was saved; one
+    whose save did not finish never was, but some step must be there."""
     store = _store(run)
     steps = [_number("step", step)] if step else store.steps()
-    lines, damaged = [], False
+    other = {} if step else {one: why for one, why in store.scan().items() if why is not None}
+    lines = [f"{one}: no checkpoint: {why}" for one, why in other.items()]
+    damaged = not steps or any(not why.absent for why in other.values())
     for one in steps:
         try:
             store.verify(one)
@@ -99,10 +102,13 @@ def diff(a: Path, b: Path) -> str:
 
 def _manifest(path: Path) -> Manifest:
     """Of RUN/checkpoints/N, or of the newest step of RUN."""
-    if path.name.isdecimal():
+    if path.name.isdecimal() and not (path / "checkpoints").is_dir():  # a run may be called 2026
         return Store(path.absolute().parent).read_manifest(int(path.name))
     store = _store(path)
-    return store.read_manifest(store.steps()[-1])
+    if (latest := store.latest()) is None:
+        reasons = "\n".join(f"  {step}: {why}" for step, why in store.incomplete().items())
+        raise StorageError(f"{store.folder} holds no complete checkpoint:\n{reasons}", id="checkpoint.none")
+    return store.read_manifest(latest)
 
 
 def _arrays(one: Manifest) -> dict[str, str]:

@@ -8,11 +8,12 @@ from MaxText.config.load import USAGE, load, make, make_from, require_keys
 from MaxText.config.origin import Origin
 from MaxText.config.problem import InvalidConfig, Problem
 from MaxText.config.resolved import DERIVED, Config
-from MaxText.config.schema import ARCHITECTURE
+from MaxText.config.schema import ARCHITECTURE, TRAINING
 
 __all__ = [
     "ARCHITECTURE",
     "DERIVED",
+    "TRAINING",
     "USAGE",
     "Config",
     "InvalidConfig",

@@ -364,3 +364,5 @@ class Schema(
 
 
 ARCHITECTURE = frozenset(Architecture.model_fields)
+TRAINING = (*Optimizer.model_fields, *Precision.model_fields)
+"""What a step does with a model and a batch."""

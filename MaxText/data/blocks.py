@@ -53,7 +53,10 @@ class Checked:
     def __init__(self, path: Path, dtype: np.dtype, checksums: np.ndarray) -> None:
         """checksums: those of `Writer`. DataError ("data.truncated") where there are not as many as blocks."""
         self._path, self._dtype, self._checksums = path, dtype, checksums
-        self._file = os.open(path, os.O_RDONLY)
+        try:
+            self._file = os.open(path, os.O_RDONLY)
+        except OSError as error:
+            raise DataError(f"{path} cannot be read: {error.strerror}.", id="data.damaged") from error
         weakref.finalize(self, os.close, self._file)
         self._size = os.fstat(self._file).st_size
         if len(checksums) != -(-self._size // BLOCK):

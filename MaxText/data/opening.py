@@ -125,6 +125,12 @@ def parts_of(cfg: Config, split: Split, global_batch: int, materials: list[Mater
     masked = quarantined(names, cfg.quarantine) if split == "train" else [rows.NONE_MASKED] * len(names)
     parts = []
     for number, one in enumerate(materials):
+        if len(masked[number]) == len(one.starts):
+            raise DataError(
+                f"quarantine names all {len(one.starts)} documents of {split} data ({one.name}), so there is nothing "
+                "to train on. Take documents out of the quarantine, or leave this source out.",
+                id="data.no-targets",
+            )
         kind, length, cache = packing_kind(cfg), cfg.max_target_length, cfg.data_cache_dir
         contents = rows.make(one.stream, one.starts, length, kind, masked[number], cache, one.plan)
         parts.append(Part(one.name, contents, order_of(cfg, split, contents.count, global_batch, number), one.names))

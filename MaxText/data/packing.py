@@ -13,16 +13,15 @@ number of workers. A piece of n tokens takes n-1 slots (pairs), as everywhere in
 from __future__ import annotations
 
 import hashlib
-import os
 import sys
-import zipfile
-import zlib
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+
+from MaxText.data import sealed
 
 PLAN_VERSION = 1  # part of the cache's key and of the data fingerprint
 
@@ -46,11 +45,11 @@ def plan(lengths: np.ndarray, length: int, kind: str, cache: str = "") -> Plan:
     cache: a folder where plans are kept by what they depend on; "" = none.
     """
     where = _cached(lengths, length, kind, cache)
-    if where and (kept := _kept(where)):
+    if where and (kept := _kept(*where)):
         return kept
     made = _plan(lengths.astype(np.int64) - 1, length, kind)
     if where:
-        _keep(made, where)
+        _keep(made, *where)
     return made
 
 
@@ -128,33 +127,34 @@ def _best_fit(sizes: list[int], length: int) -> list[int]:
     return rows
 
 
-def _cached(lengths: np.ndarray, length: int, kind: str, cache: str) -> Path | None:
+def _cached(lengths: np.ndarray, length: int, kind: str, cache: str) -> tuple[Path, str] | None:
+    """The file of a plan, and its key: what the plan depends on."""
     if not cache:
         return None
     sha = hashlib.sha256(f"{PLAN_VERSION} {kind} {length} {len(lengths)} ".encode())
     sha.update(np.ascontiguousarray(lengths, np.int64).tobytes())
-    return Path(cache).expanduser() / f"plan-{sha.hexdigest()[:32]}.npz"
+    key = sha.hexdigest()
+    return Path(cache).expanduser() / f"plan-{key[:32]}.npz", key
 
 
-def _kept(where: Path) -> Plan | None:
+def _kept(where: Path, key: str) -> Plan | None:
     """The plan of an earlier start; None where there is none, or a damaged one, which is then made again."""
     try:
-        with where.open("rb") as file, np.load(file) as found:
-            return Plan(*(found[name] for name in Plan._fields))
+        found = sealed.load(where)
+        if str(found.get("key")) != key:
+            raise sealed.Broken("it is of other data")
+        return Plan(*(found[name] for name in Plan._fields))
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+    except (OSError, sealed.Broken) as error:
         print(f"warning: the packing plan {where} is damaged ({error}) and made again.", file=sys.stderr)
         return None
 
 
-def _keep(made: Plan, where: Path) -> None:
-    """Written under another name first, so that a plan in the cache is always whole."""
-    temporary = where.with_name(f"{where.stem}.{os.getpid()}.npz")
+def _keep(made: Plan, where: Path, key: str) -> None:
     try:
         where.parent.mkdir(parents=True, exist_ok=True)
-        np.savez(temporary, **made._asdict())
-        os.replace(temporary, where)
+        sealed.save(where, **made._asdict(), key=np.array(key))
     except OSError as error:
         print(
             f"warning: the packing plan is not kept for the next start: {error}. See data_cache_dir.", file=sys.stderr

@@ -10,6 +10,7 @@ import contextlib
 import json
 import multiprocessing
 import os
+import re
 import shutil
 import signal
 import threading
@@ -22,19 +23,21 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from MaxText.data import blocks, corpus, opening, packing, prepared, recipe, rows
+from MaxText.data import blocks, corpus, opening, packing, parts, prepared, recipe, rows, sealed
 from MaxText.data.continuing import differences
 from MaxText.data.corpus import Corpus, Part, Words
 from MaxText.data.dataset import Split
 from MaxText.data.progress import Progress
 from MaxText.data.recipe import Source
-from MaxText.data.units import Fault, Unit
+from MaxText.data.units import Unit
 from MaxText.errors import ConfigError, DataError, Preempted, StorageError
 from MaxText.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from MaxText.config import Config
 
+PARTS = "parts"  # the folder of what was done, inside of the one that is made
+_JOINED = re.compile("(train|eval)-[0-9]+")
 _words: Words | None = None  # of this worker process
 
 
@@ -50,26 +53,59 @@ def prepare(cfg: Config, tokenizer: Tokenizer, out: Path, workers: int = 0) -> s
     splits: list[Split] = ["train", "eval"] if recipe.has_eval(cfg) else ["train"]
     sources = {split: opening.sources_of(cfg, split) for split in splits}
     facts = _facts(cfg, tokenizer, sources)
+    if os.path.exists(out / prepared.MANIFEST):
+        return _complete(out, sources["train"], facts)
+    before = {folder for folder in (out / PARTS, out, *out.parents, *out.glob("*")) if os.path.exists(folder)}
     try:
         return _prepare(cfg, tokenizer, out, workers, sources, facts)
     except KeyboardInterrupt as error:
-        raise Preempted(
-            "interrupted. What was done so far is kept; the same command goes on.", id="data.interrupted"
-        ) from error
+        raise Preempted(f"interrupted. {_left(out, before)}", id="data.interrupted") from error
     except OSError as error:
         raise StorageError(
-            f"{error.filename or out} cannot be written: {error.strerror or error}. What was done so far is kept; "
-            "the same command goes on.",
+            f"{error.filename or out} cannot be written: {error.strerror or error}. {_left(out, before)}",
             id="data.write",
         ) from error
+    except DataError as error:
+        goes_on = "Parts that are whole are kept, and used where the command goes on, as with bad_documents=drop."
+        kept = _left(out, before, "" if error.id == "data.no-targets" else goes_on)
+        raise DataError(f"{error} {kept}", id=error.id) from error
 
 
-def _require_whole(out: Path) -> None:
-    """What was complete once may have been damaged since: every byte is read."""
+def _left(out: Path, before: set[Path], kept: str = "What was done so far is kept; the same command goes on.") -> str:
+    """What becomes of a try that failed: whole parts stay, if the command can go on (`kept` says so); where there is
+    none, nothing does that was not there `before`."""
+    if os.path.exists(out / prepared.MANIFEST):
+        return "The rows are complete all the same."
+    if kept and any(parts.finished(out / PARTS)):
+        return kept
     try:
+        _remove(out, before)
+    except OSError as error:
+        return f"Remove {out}: {error.filename} cannot be removed ({error.strerror})."
+    return "Nothing was written."
+
+
+def _remove(out: Path, before: set[Path]) -> None:
+    parts.clear(out / PARTS)
+    for one in out.glob("*-*"):
+        if _JOINED.fullmatch(one.name) and one not in before:
+            shutil.rmtree(one)
+    for one in (out / PARTS, out, *out.parents):
+        if one not in before and one.is_dir() and not any(one.iterdir()):
+            one.rmdir()
+
+
+def _complete(out: Path, source: list[Source], facts: dict[str, Any]) -> str:
+    """What a complete folder holds. It may have been damaged since: every byte is read."""
+    try:
+        found = prepared.manifest(str(out))
+        _require_same(out, {key: found.get(key) for key in facts}, facts)
         prepared.verify(str(out))
     except DataError as error:
-        raise DataError(f"{error}\nDelete {out} and give the same command again.", id="data.damaged") from error
+        raise DataError(f"{error}\nDelete {out} and give the same command again.", id=error.id) from error
+    kept, now = [entry["weight"] for entry in found["splits"]["train"]], [one.weight for one in source]
+    note = f"\n  the folder keeps mixture_weights={kept}; {now} count where training is given them"
+    return f"{out} is complete: {_describe(found)}{note if kept != now else ''}"
 
 
 def _prepare(
@@ -80,27 +116,23 @@ def _prepare(
     sources: dict[Split, list[Source]],
     facts: dict[str, Any],
 ) -> str:
-    if (out / prepared.MANIFEST).exists():
-        found = prepared.manifest(str(out))
-        _require_same(out, {key: found.get(key) for key in facts}, facts)
-        _require_whole(out)
-        return f"{out} is complete: {_describe(found)}"
-    parts = out / "parts"
-    parts.mkdir(parents=True, exist_ok=True)
-    recipe_file = parts / "recipe.json"
-    if recipe_file.exists():
-        _require_same(out, json.loads(recipe_file.read_text(encoding="utf-8")), facts)
-    _write_text(recipe_file, json.dumps(facts, indent=1))
+    folder = out / PARTS
+    folder.mkdir(parents=True, exist_ok=True)
+    before = parts.recipe_of(folder)
+    if before is not None:
+        _require_same(out, before, facts)
+    folder.mkdir(exist_ok=True)
+    sealed.write(folder / parts.RECIPE, facts)
     names = _names(sources)
     words = opening.words_of(cfg, tokenizer)
-    _tokenize(cfg, words, names, parts, workers)
+    _tokenize(cfg, words, names, folder, workers)
     entries = {
         split: [_join(cfg, words, out, names, split, number, source) for number, source in enumerate(found)]
         for split, found in sources.items()
     }
     manifest = facts | {"splits": entries}
-    _write_text(out / prepared.MANIFEST, json.dumps(manifest, indent=1, ensure_ascii=False))
-    shutil.rmtree(parts)
+    sealed.write(out / prepared.MANIFEST, manifest)
+    parts.clear(folder)
     return f"{out}: {_describe(manifest)}"
 
 
@@ -149,12 +181,13 @@ def _names(sources: dict[Split, list[Source]]) -> dict[Unit, str]:
     return names
 
 
-def _tokenize(cfg: Config, words: Words, names: dict[Unit, str], parts: Path, workers: int) -> None:
+def _tokenize(cfg: Config, words: Words, names: dict[Unit, str], folder: Path, workers: int) -> None:
     """Every part that is not there yet."""
-    left = [(unit, name) for unit, name in names.items() if not (parts / f"{name}.npz").exists()]
+    there = parts.whole(folder, names.values(), words.refuse)
+    left = [(unit, name) for unit, name in names.items() if name not in there]
     total, done = sum(u.size for u in names), sum(u.size for u in names) - sum(u.size for u, _ in left)
     with Progress("tokenize", total, done) as progress:
-        for unit, result in _results(cfg, words, left, parts, _workers(workers, len(left))):
+        for unit, result in _results(cfg, words, left, folder, _workers(workers, len(left))):
             if result is not None:
                 raise DataError(result[0], id=result[1])
             progress.add(unit.size)
@@ -166,18 +199,18 @@ def _workers(wanted: int, tasks: int) -> int:
 
 
 def _results(
-    cfg: Config, words: Words, left: list[tuple[Unit, str]], parts: Path, workers: int
+    cfg: Config, words: Words, left: list[tuple[Unit, str]], folder: Path, workers: int
 ) -> Iterator[tuple[Unit, tuple[str, str] | None]]:
     """(unit, None or its error) as they are done."""
     if workers < 2:
-        yield from ((unit, _make(unit, parts / name, words)) for unit, name in left)
+        yield from ((unit, _make(unit, folder / name, words)) for unit, name in left)
         return
     started = partial(_start, cfg.tokenizer_type, cfg.tokenizer_path, words.vocabulary, words.add_bos, words.add_eos,
                       words.refuse)  # fmt: skip
     pool = ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn"), initializer=started)
     try:
         with _uninterrupted():  # what is started here ignores Ctrl-C: the parent alone answers it
-            waiting = {pool.submit(_make, unit, parts / name): unit for unit, name in left}
+            waiting = {pool.submit(_make, unit, folder / name): unit for unit, name in left}
         for done in as_completed(waiting):
             yield waiting[done], done.result()
     except BrokenProcessPool as error:
@@ -227,23 +260,15 @@ def _make(unit: Unit, where: Path, words: Words | None = None) -> tuple[str, str
         part = corpus.tokenize(unit, words)
     except DataError as error:
         return str(error), error.id
-    temporary = where.with_name(f"{where.name}.{os.getpid()}")
-    np.save(f"{temporary}.npy", part.tokens)
-    os.replace(f"{temporary}.npy", f"{where}.npy")
-    about = np.array(json.dumps({"seen": part.seen, "dropped": part.dropped, "bad": part.bad}))
-    np.savez(f"{temporary}.npz", lengths=part.lengths, records=part.records, text_bytes=part.text_bytes, about=about)
-    os.replace(f"{temporary}.npz", f"{where}.npz")  # the sign that the part is whole
+    parts.save(where, part)
     return None
 
 
 def _load(where: Path) -> Part:
-    with np.load(f"{where}.npz") as found:
-        about = json.loads(str(found["about"]))
-        bad = [(record, Fault(*fault)) for record, fault in about["bad"]]
-        tokens = np.load(f"{where}.npy", mmap_mode="r")
-        return Part(
-            tokens, found["lengths"], found["records"], found["text_bytes"], about["seen"], about["dropped"], bad
-        )
+    try:
+        return parts.load(where)
+    except sealed.Broken as error:
+        raise DataError(f"{where} has changed since it was written: {error}.", id="data.damaged") from error
 
 
 def _join(
@@ -253,7 +278,7 @@ def _join(
     folder = out / f"{split}-{number}"
     folder.mkdir(exist_ok=True)
     held_out = split == "eval" and cfg.held_out_every > 0
-    loaded = ((unit, _load(out / "parts" / names[unit])) for unit in source.units)
+    loaded = ((unit, _load(out / PARTS / names[unit])) for unit in source.units)
     written = 0
 
     def sink(tokens: np.ndarray) -> None:
@@ -267,6 +292,7 @@ def _join(
     np.save(folder / prepared.CHECKSUMS, writer.checksums)
     opening.require_targets(split, source.name, len(whole.lengths))
     count = _save_rows(cfg, folder, whole)
+    sealed.settle(folder)
     return {
         "name": source.name,
         "weight": source.weight,
@@ -318,13 +344,3 @@ def _describe(manifest: dict[str, Any]) -> str:
             )
             lines += [f"    {name} {fault}" for name, fault in entry["bad"][:20]]
     return "\n".join([manifest["source"], *lines])
-
-
-def _write_text(path: Path, text: str) -> None:
-    """Whole or not at all, and on the disk before this returns."""
-    temporary = path.with_name(path.name + ".new")
-    with temporary.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)

@@ -1,25 +1,27 @@
 """Prepared rows: a folder that `data prepare` made. Training on it gives the same batches, bit for bit, as training on
 its sources, and no batch from bytes that have changed since.
 
-<folder>/manifest.json             written last: without it there is no prepared data
+<folder>/manifest.json             written last, with a checksum of itself: without it there is no prepared data
 <folder>/<split>-<part>/tokens.bin   ids of all documents, one after the other
                        /blocks.npy   checksums of its blocks, compared as they are read
                        /starts.npy   first pair of each document; records.npy: its number in its file
                        /plan-*.npy   which pieces a row holds, unless rows follow from the starts (concat_then_split)
 
-All but tokens.bin are compared with the manifest's SHA-256 when they are opened, and mapped into memory.
+All but tokens.bin are read into memory when they are opened: 16 bytes a document, 24 a piece of a plan, 8 a row of it.
+What is used are the bytes whose SHA-256 was compared with the manifest's, whatever becomes of the files.
 """
 
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from MaxText.data import blocks, opening, packing
+from MaxText.data import blocks, opening, packing, sealed
 from MaxText.data.corpus import Span
 from MaxText.data.dataset import Dataset, Split
 from MaxText.data.names import Names
@@ -29,35 +31,55 @@ from MaxText.tokenizer import Tokenizer
 if TYPE_CHECKING:
     from MaxText.config import Config
 
-FORMAT = 2  # 1 had no blocks.npy
+FORMAT = 2  # 1 had no blocks.npy, and no checksum in the manifest
 MANIFEST, TOKENS, CHECKSUMS = "manifest.json", "tokens.bin", "blocks.npy"
 RECIPE_KEYS = ("max_target_length", "packing", "add_bos", "add_eos", "tokenizer")
 
 
 def manifest(folder: str) -> dict[str, Any]:
-    """The manifest of a folder. DataError where there is none, or one of another format."""
+    """The manifest of a folder. DataError where there is none, a damaged one, or one of another format."""
     if "://" in folder:
         raise DataError(
-            f"dataset_path={folder} is a URL, and prepared rows are mapped into memory. Copy them, or mount it.",
+            f"dataset_path={folder} is a URL, and prepared rows are read by path. Copy them, or mount it.",
             id="data.local",
         )
     path = Path(folder).expanduser() / MANIFEST
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        data = path.read_bytes()
     except OSError as error:
         raise DataError(
             f"dataset_path={folder} holds no prepared data: {MANIFEST} {error.strerror}. Make them with "
             f"`python -m MaxText data prepare CONFIG out={folder}` (again, if that was interrupted).",
             id="data.not-prepared",
         ) from error
-    except ValueError as error:
-        raise DataError(f"{path} is damaged: {error}. Prepare the data again.", id="data.truncated") from error
-    if found.get("format") != FORMAT:
+    try:
+        found = sealed.content(data)
+    except sealed.Broken as error:
+        if (older := _older_format(data)) is not None:
+            raise _other_format(path, older) from error
         raise DataError(
-            f"{path} has format {found.get('format')}, and this version reads {FORMAT}. Prepare the data again.",
-            id="data.format",
-        )
-    return dict(found)
+            f"{path} is damaged: {error}. Copy it from where it is whole, or prepare the data again.",
+            id="data.damaged",
+        ) from error
+    if found.get("format") != FORMAT:
+        raise _other_format(path, found.get("format"))
+    return found
+
+
+def _older_format(data: bytes) -> int | None:
+    """The format of a manifest from before it had a checksum; None if it is no such."""
+    try:
+        found = json.loads(data)
+    except (ValueError, RecursionError):
+        return None
+    bare = isinstance(found, dict) and "checksum" not in found
+    return found["format"] if bare and isinstance(found.get("format"), int) and found["format"] < FORMAT else None
+
+
+def _other_format(path: Path, format: object) -> DataError:
+    return DataError(
+        f"{path} has format {format}, and this version reads {FORMAT}. Prepare the data again.", id="data.format"
+    )
 
 
 def open_split(cfg: Config, tokenizer: Tokenizer, split: Split, global_batch: int) -> Dataset:
@@ -125,8 +147,11 @@ def verify(folder: str) -> str:
             for name, known in entry["arrays"].items():
                 path = Path(folder).expanduser() / entry["folder"] / name
                 count += 1
-                if not path.exists() or checksum(path) != known["sha256"]:
-                    wrong.append(str(path))
+                try:
+                    whole = checksum(path) == known["sha256"]
+                except OSError:  # gone, or its disk cannot read it: as bad as changed
+                    whole = False
+                wrong += [] if whole else [str(path)]
     if wrong:
         raise DataError(f"{len(wrong)} of {count} files are damaged: {', '.join(wrong)}.", id="data.truncated")
     return f"{folder}: {count} files are as they were written"
@@ -152,24 +177,41 @@ def _weights(cfg: Config, split: Split, entries: list[dict[str, Any]]) -> list[f
 
 def _material(cfg: Config, entry: dict[str, Any], weight: float) -> opening.Material:
     folder = Path(cfg.dataset_path).expanduser() / entry["folder"]
-    for name, known in entry["arrays"].items():
-        size = (folder / name).stat().st_size if (folder / name).exists() else 0
-        if size != known["bytes"]:
-            raise _changed(folder / name, f"has {size} bytes, and {known['bytes']} were written", "data.truncated")
-        if name != TOKENS and checksum(folder / name) != known["sha256"]:
-            raise _changed(folder / name, "holds other bytes than were written", "data.damaged")
-    arrays = {
-        path: np.load(folder / path, mmap_mode="r").view(np.ndarray) for path in entry["arrays"] if ".npy" in path
-    }
-    plan = [arrays[f"plan-{name}.npy"] for name in packing.Plan._fields if f"plan-{name}.npy" in arrays]
+    known = entry["arrays"]
+    size = (folder / TOKENS).stat().st_size if (folder / TOKENS).exists() else 0
+    if size != known[TOKENS]["bytes"]:
+        raise _cut(folder / TOKENS, size, known[TOKENS])
+    tables = {name: _table(folder / name, known[name]) for name in known if name != TOKENS}
+    plan = [tables[f"plan-{name}.npy"] for name in packing.Plan._fields if f"plan-{name}.npy" in tables]
     return opening.Material(
         name=entry["name"],
         weight=weight,
-        stream=blocks.Checked(folder / TOKENS, np.dtype(entry["dtype"]), arrays[CHECKSUMS]),
-        starts=arrays["starts.npy"],
-        names=Names(tuple(Span(*span) for span in entry["files"]), arrays["records.npy"]),
+        stream=blocks.Checked(folder / TOKENS, np.dtype(entry["dtype"]), tables[CHECKSUMS]),
+        starts=tables["starts.npy"],
+        names=Names(tuple(Span(*span) for span in entry["files"]), tables["records.npy"]),
         plan=packing.Plan(*plan) if plan else None,
     )
+
+
+def _table(path: Path, known: dict[str, Any]) -> np.ndarray:
+    """A table from the very bytes that were compared with its checksum. A memory map would follow the file: when that
+    is written over, to other rows; when it gets shorter, to the end of the process."""
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        data = b""
+    except OSError as error:
+        raise _changed(path, f"cannot be read: {error.strerror}", "data.damaged") from error
+    if len(data) != known["bytes"]:
+        raise _cut(path, len(data), known)
+    if hashlib.sha256(data).hexdigest() != known["sha256"]:
+        raise _changed(path, "holds other bytes than were written", "data.damaged")
+    table: np.ndarray = np.load(io.BytesIO(data))
+    return table
+
+
+def _cut(path: Path, size: int, known: dict[str, Any]) -> DataError:
+    return _changed(path, f"has {size} bytes, and {known['bytes']} were written", "data.truncated")
 
 
 def _changed(path: Path, problem: str, id: str) -> DataError:

@@ -233,7 +233,7 @@ def _faster(cfg: Any, best: Tried, tried: list[Tried], hardware: Hardware) -> tu
     seconds = best.seconds or 0.0
     return tuple(
         f"a faster plan may fit: {one.words()}: {duration(one.seconds or 0.0)} a step instead of {duration(seconds)}, "
-        f"by the estimate {_share(one, hardware)}. auto_plan=true leaves {1 - ROOM:.0%} free, so that 19 of 20 plans "
+        f"by the estimate {_share(one, hardware)}. auto_plan=true leaves {1 - ROOM:.1%} free, so that 19 of 20 plans "
         f"fit. {_to_try(cfg, one, hardware)}"
         for one in _closer(tried, hardware, seconds)
     )
@@ -299,7 +299,7 @@ def _nothing(
         )
     if close := _closer(tried, hardware, math.inf):
         return PlanError(
-            f"auto_plan=true: of {len(tried)} plans none leaves {1 - ROOM:.0%} of a device free, so that 19 of 20 fit. "
+            f"auto_plan=true: of {len(tried)} plans none leaves {1 - ROOM:.1%} of a device free, so that 19 of 20 fit. "
             f"The nearest is {close[0].words()}, by the estimate {_share(close[0], hardware)}. "
             f"{_to_try(cfg, close[0], hardware)}",
             id="plan.memory",

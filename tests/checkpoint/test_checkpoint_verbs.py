@@ -58,6 +58,32 @@ def test_verify(capsys, run_folder):
     assert verb(capsys, "verify", run_folder, "step=30")[0] == 7
 
 
+def test_verify_names_what_cannot_be_used(capsys, run_folder):
+    code, said = verb(capsys, "verify", run_folder)
+    assert code == 0 and "30: no checkpoint: it has no manifest: its save did not finish" in said
+    manifest = run_folder / "checkpoints/40/manifest.json"
+    manifest.write_text(manifest.read_text().replace("float32", "float16"))
+    code, said = verb(capsys, "verify", run_folder)
+    assert code == 7 and "40: no checkpoint: its manifest is damaged" in said and "60: intact" in said
+
+
+def test_a_run_whose_manifests_are_all_damaged(capsys, run_folder):
+    for manifest in run_folder.glob("checkpoints/*/manifest.json"):
+        manifest.write_text("{")
+    assert verb(capsys, "verify", run_folder)[0] == 7
+    code, said = verb(capsys, "diff", run_folder, run_folder)
+    assert code == 7 and "holds no complete checkpoint" in said and "60: its manifest" in said
+    for manifest in run_folder.glob("checkpoints/*/manifest.json"):
+        manifest.unlink()
+    assert verb(capsys, "verify", run_folder)[0] == 7
+
+
+def test_a_run_may_be_called_a_number(capsys, run_folder, tmp_path):
+    run_folder.rename(tmp_path / "2026")
+    code, said = verb(capsys, "diff", tmp_path / "2026", tmp_path / "2026/checkpoints/20")
+    assert code == 0 and "step 60" in said and "step 20" in said
+
+
 def test_diff(capsys, made):
     folder = made / "checkpoints"
     code, text = verb(capsys, "diff", folder / "10", folder / "20")

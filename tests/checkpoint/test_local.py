@@ -158,6 +158,27 @@ def test_a_local_save_that_fails_in_the_background_is_told_at_the_next_step(fold
     made.close()
 
 
+def test_a_full_node_ends_the_run_with_a_durable_checkpoint(tmp_path, capsys, monkeypatch):
+    """Nothing that was trained is lost, and without the tier the run goes on."""
+    how = {"checkpoint_period": 100, "eval_files": [], "learning_rate_schedule_steps": 6}
+    fast = how | {"enable_emergency_checkpoint": True, "local_checkpoint_period": 2}
+    fast |= {"local_checkpoint_directory": tmp_path / "node"}
+
+    def no_room(folder: Path, nbytes: int) -> None:
+        if "node" in folder.parts:
+            raise OSError(28, "No space left on device", str(folder))
+
+    with monkeypatch.context() as patch:
+        patch.setattr("MaxText.checkpoint.disk.require_room", no_room)
+        assert runs.run(tmp_path, **fast) == 7
+    said = capsys.readouterr().err
+    assert "Without enable_emergency_checkpoint" in said and "Traceback" not in said
+    (saved,) = runs.kept(tmp_path)
+    assert 2 <= saved < 6 and len([r for r in runs.records(tmp_path) if "loss" in r]) == saved
+    assert runs.run(tmp_path, **how) == 0
+    assert f"RESUMED after {saved} steps" in capsys.readouterr().out
+
+
 def test_a_run_goes_on_from_its_local_checkpoint_to_the_bit(tmp_path, capsys, clean_environ):
     """Killed after 5 steps, of which 3 are durable and 4 are in the local tier."""
     how = {"learning_rate_schedule_steps": 6, "checkpoint_period": 3, "eval_files": [], "async_checkpointing": False}

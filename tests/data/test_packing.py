@@ -1,5 +1,7 @@
 """First and best fit against their definitions; every token is there exactly once; the plan is kept and found again."""
 
+import io
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -105,14 +107,20 @@ def test_a_plan_is_made_once(kind, tmp_path, monkeypatch):
             packing.plan(*other, str(tmp_path))
 
 
-@pytest.mark.parametrize("damage", ["empty", "cut", "flipped", "other"])
+@pytest.mark.parametrize("damage", ["empty", "cut", "flipped", "other", "another", "bare"])
 def test_a_plan_that_is_damaged_is_made_again(damage, tmp_path, capsys):
     lengths = np.random.default_rng(0).integers(2, 50, 500)
     made = packing.plan(lengths, 16, "best_fit", str(tmp_path))
     (kept,) = tmp_path.iterdir()
     whole = kept.read_bytes()
     flipped = whole[:900] + bytes([whole[900] ^ 1]) + whole[901:]
-    kept.write_bytes({"empty": b"", "cut": whole[:-99], "flipped": flipped, "other": b"no archive"}[damage])
+    packing.plan(lengths[:300], 16, "best_fit", str(tmp_path / "another"))
+    (another,) = (tmp_path / "another").iterdir()  # whole, but of other documents
+    bare = io.BytesIO()
+    np.savez(bare, **made._asdict())  # an archive, but with no checksum
+    contents = {"empty": b"", "cut": whole[:-99], "flipped": flipped, "other": b"no archive"}
+    contents |= {"another": another.read_bytes(), "bare": bare.getvalue()}
+    kept.write_bytes(contents[damage])
     for warned in (True, False):
         found = packing.plan(lengths, 16, "best_fit", str(tmp_path))
         assert all(np.array_equal(a, b) for a, b in zip(made, found, strict=True))

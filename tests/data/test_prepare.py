@@ -13,44 +13,12 @@ import pytest
 
 from MaxText import config, data, tokenizer
 from MaxText.data import prepare, prepared
-from MaxText.data.formats import jsonl
 from MaxText.errors import ConfigError, DataError, Preempted, StorageError
 
 from .helpers import make_config
+from .preparing import keys_of, make, pair
 
 ROOT = Path(__file__).resolve().parents[2]
-
-
-@pytest.fixture
-def files(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(jsonl, "UNIT_BYTES", 300)
-    random = np.random.default_rng(3)
-    for name in ("x", "y"):
-        texts = [bytes(random.integers(97, 123, n).tolist()).decode() for n in random.integers(0, 90, 30)]
-        Path(f"{name}.jsonl").write_text("".join(json.dumps({"text": t}) + "\n" for t in texts))
-    return ["x.jsonl", "y.jsonl"]
-
-
-def keys_of(files, **more):
-    return {"train_files": files, "held_out_every": 7, "num_epoch": -1} | more
-
-
-def make(keys, out="rows", workers=1):
-    cfg = make_config(**keys)
-    return prepare.prepare(cfg, tokenizer.make(cfg), Path(out), workers)
-
-
-def pair(keys, split="train", **now):
-    """The same split from its sources and from the prepared rows."""
-    there = make_config(**keys)
-    here = make_config(
-        **{k: v for k, v in keys.items() if k != "train_files"}
-        | {"dataset_type": "prepared", "dataset_path": "rows"}
-        | now
-    )
-    words = tokenizer.make(there)
-    return (data.open_split(cfg, words, split, 4) for cfg in (there, here))
 
 
 @pytest.mark.parametrize(
@@ -123,9 +91,10 @@ def test_interrupted_while_tokenizing(files, after, monkeypatch):
     assert all(np.array_equal(a.batch(s)["inputs"], b.batch(s)["inputs"]) for s in range(5))
 
 
-@pytest.mark.parametrize("where", ["_join", "_write_text", "_save_rows"])
+@pytest.mark.parametrize("where", ["_join", "write", "_save_rows"])
 def test_interrupted_while_joining(files, where, monkeypatch):
-    whole, calls = getattr(prepare, where), []
+    owner = prepare.sealed if where == "write" else prepare
+    whole, calls = getattr(owner, where), []
 
     def interrupted(*arguments):
         calls.append(1)
@@ -133,11 +102,11 @@ def test_interrupted_while_joining(files, where, monkeypatch):
             raise OSError(28, "No space left on device", "rows/file")
         return whole(*arguments)
 
-    monkeypatch.setattr(prepare, where, interrupted)
+    monkeypatch.setattr(owner, where, interrupted)
     with pytest.raises(StorageError) as caught:
         make(keys_of(files))
     assert caught.value.id == "data.write"
-    monkeypatch.setattr(prepare, where, whole)
+    monkeypatch.setattr(owner, where, whole)
     make(keys_of(files))
     assert prepared.verify("rows")
 
@@ -170,20 +139,20 @@ def test_rows_that_do_not_fit_are_refused(files, now, error):
     assert caught.value.id == error
 
 
-@pytest.mark.parametrize("name", ["tokens.bin", "blocks.npy", "starts.npy", "records.npy"])
-def test_damage_is_found(files, name):
-    make(keys_of(files))
-    path = Path("rows/train-0") / name
-    content = path.read_bytes()
-    path.write_bytes(content[:-1])
-    with pytest.raises(DataError) as caught:
-        list(pair(keys_of(files)))
-    assert caught.value.id == "data.truncated"
-    path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
-    with pytest.raises(DataError, match=name):
-        prepared.verify("rows")
-    with pytest.raises(DataError, match="Delete rows"):
-        make(keys_of(files))
+@pytest.mark.parametrize("packing", ["concat_then_split", "best_fit"])
+def test_a_part_whose_documents_are_all_in_quarantine_is_refused(files, packing):
+    keys = keys_of(files, packing_type=packing, held_out_every=0, mixture_weights=[0.5, 0.5])
+    make(keys)
+    whole = data.open_split(make_config(**keys), tokenizer.ByteTokenizer(), "train", 1).parts[1]
+    every = [whole.names.name(i) for i in range(len(whole.names.records))]
+    cfg, words = make_config(**keys, quarantine=every), tokenizer.ByteTokenizer()
+    here = cfg.replace(dataset_type="prepared", dataset_path="rows", train_files=[])
+    for one in (cfg, here):
+        with pytest.raises(DataError, match="quarantine") as caught:
+            data.open_split(one, words, "train", 4)
+        assert caught.value.id == "data.no-targets"
+        rest = one.replace(quarantine=every[1:])
+        assert data.open_split(rest, words, "train", 4).parts[1].contents.total > 0
 
 
 def test_bad_documents_stay_left_out(files):
