@@ -10,6 +10,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 from MaxText.data import units
+from MaxText.data.formats.tokens import Stored
 from MaxText.data.units import Fault, Unit
 from MaxText.errors import DataError
 from MaxText.tokenizer import Tokenizer
@@ -18,7 +19,7 @@ _SHOWN = 5  # bad documents in one message
 
 
 class Stream(Protocol):
-    """Token ids in a line: an array in memory, a memory map, or a Chain of them."""
+    """Token ids in a line: an array in memory, a file, or a Chain of them."""
 
     def __len__(self) -> int: ...
 
@@ -48,7 +49,7 @@ class Part(NamedTuple):
     tokens: ids of all used documents, one after the other, [tokens]; lengths: tokens of each, [D], at least 2.
     """
 
-    tokens: np.ndarray
+    tokens: np.ndarray | Stored
     lengths: np.ndarray
     records: np.ndarray
     text_bytes: np.ndarray  # of each, [D]
@@ -79,9 +80,9 @@ class Corpus:
 
 
 class Chain:
-    """Arrays of token ids, such as memory maps, read as one without copying them."""
+    """Arrays and files of token ids, read as one without copying them."""
 
-    def __init__(self, arrays: Sequence[np.ndarray]):
+    def __init__(self, arrays: Sequence[Stream]):
         self.arrays = list(arrays)
         self.starts = np.cumsum([0, *(len(a) for a in self.arrays)])
 
@@ -93,7 +94,7 @@ class Chain:
         out = np.empty(index.shape, np.int64)
         for i in np.unique(which):
             here = which == i
-            out[here] = self.arrays[i][index[here] - self.starts[i]]
+            out[here] = self.arrays[i].take(index[here] - self.starts[i])
         return out
 
 
@@ -144,7 +145,7 @@ def build(
     The n-th documents are counted over everything that the source holds, used or not. Tokens go to `sink` if there is
     one, and then the corpus has none.
     """
-    kept: list[tuple[np.ndarray, np.ndarray, np.ndarray, int]] = []
+    kept: list[tuple[np.ndarray | Stored, np.ndarray, np.ndarray, int]] = []
     spans: list[Span] = []
     dropped: Counter[str] = Counter()
     bad: list[tuple[str, str]] = []
@@ -155,11 +156,11 @@ def build(
             base = 0
         base = unit.start if unit.reader in units.COUNTED else base
         chosen = _chosen(before + part.records, held_out_every, held_out)
-        tokens = part.tokens if chosen.all() else part.tokens[np.repeat(chosen, part.lengths)]
+        tokens = part.tokens if chosen.all() else _only(part.tokens, np.repeat(chosen, part.lengths))
         lengths = part.lengths[chosen]
         if sink:
-            sink(tokens)
-            tokens = tokens[:0]
+            sink(np.asarray(tokens))
+            tokens = np.zeros(0, dtype)
         kept.append((tokens, lengths, base + part.records[chosen], int(part.text_bytes[chosen].sum())))
         documents += len(lengths)
         if not held_out:
@@ -245,21 +246,28 @@ def _check_range(ids: np.ndarray, words: Words, name: str) -> None:
 
 def _ready_made(unit: Unit, words: Words) -> Part:
     """A file of ids: a document ends with an eos id, or with the file."""
-    from MaxText.data.formats import tokens
-
-    ids = tokens.array(unit)
+    ids: np.ndarray | Stored = Stored(unit, words.vocabulary)
     if not len(ids):
         raise DataError(f"{unit.name} holds no token ids.", id="data.empty-file")
-    _check_range(ids, words, unit.name)
-    ends = np.flatnonzero(ids == words.tokenizer.eos_id) + 1 if words.tokenizer.eos_id is not None else _int64([])
+    ends = _ends(ids, words, unit.name)
     if not len(ends) or ends[-1] != len(ids):
         ends = np.append(ends, len(ids))
     lengths = np.diff(ends, prepend=0)
     if (single := lengths < 2).any():  # only then is it copied
-        ids = ids[np.repeat(~single, lengths)]
+        ids = ids.only(np.repeat(~single, lengths))
     records = np.flatnonzero(~single)
     dropped = {"single token": int(single.sum())} if single.any() else {}
     return Part(ids, lengths[~single], records, np.zeros(len(records), np.int64), len(lengths), dropped, [])
+
+
+def _ends(ids: Stored, words: Words, name: str) -> np.ndarray:
+    """One past each eos id; all ids are checked on the way."""
+    found = [_int64([])]
+    for first, some in ids.scan():
+        _check_range(some, words, name)
+        if words.tokenizer.eos_id is not None:
+            found.append(first + 1 + np.flatnonzero(some == words.tokenizer.eos_id))
+    return np.concatenate(found)
 
 
 def _chosen(numbers: np.ndarray, every: int, held_out: bool) -> np.ndarray:
@@ -268,15 +276,16 @@ def _chosen(numbers: np.ndarray, every: int, held_out: bool) -> np.ndarray:
     return (numbers % every == every - 1) == held_out
 
 
-def _whole(arrays: list[np.ndarray], dtype: type[np.integer]) -> Stream:
-    """One array where they are in memory and of one type; memory maps stay where they are."""
-    if all(a.dtype == dtype for a in arrays) and not any(_mapped(a) for a in arrays):
+def _whole(parts: list[np.ndarray | Stored], dtype: type[np.integer]) -> Stream:
+    """One array where they are in memory and of one type; what is stored stays where it is."""
+    arrays = [part for part in parts if isinstance(part, np.ndarray) and part.dtype == dtype]
+    if len(arrays) == len(parts):
         return np.concatenate(arrays) if arrays else np.zeros(0, dtype)
-    return arrays[0] if len(arrays) == 1 else Chain(arrays)
+    return parts[0] if len(parts) == 1 else Chain(parts)
 
 
-def _mapped(array: np.ndarray) -> bool:
-    return isinstance(array.base, np.memmap)
+def _only(tokens: np.ndarray | Stored, mask: np.ndarray) -> np.ndarray:
+    return tokens[mask] if isinstance(tokens, np.ndarray) else tokens.only(mask)
 
 
 def _joined(arrays: list[np.ndarray]) -> np.ndarray:

@@ -1,5 +1,6 @@
 """Damaged files give the documents that were written, or a DataError that names the file; never anything else."""
 
+import os
 import struct
 from pathlib import Path
 
@@ -7,7 +8,7 @@ import numpy as np
 import pytest
 
 from MaxText import config, tokenizer
-from MaxText.data import corpus, sources, teach, units
+from MaxText.data import corpus, open_split, sources, teach, units
 from MaxText.data.corpus import Words
 from MaxText.data.units import Unit
 from MaxText.errors import ConfigError, DataError
@@ -140,3 +141,32 @@ def test_a_tokenizer_learns_from_no_damaged_text(out, library):
         teach.train(cfg, Path(out), 410)
     assert caught.value.id == "tokenizer.exists"
     assert Path(out).read_bytes() == before
+
+
+@pytest.mark.parametrize("names", [["a.bin"], ["a.npy"], ["a.npy", "b.bin"]])
+@pytest.mark.parametrize("change", ["overwritten", "cut", "emptied", "touched back"])
+def test_ready_made_ids_that_change_while_they_are_read(names, change):
+    """Read anew at every step: a changed file must end the run, and never train it."""
+    ids = np.arange(40_000).astype(np.uint16) % 250
+    np.save("a.npy", ids)
+    ids.tofile("a.bin")
+    ids[::-1].tofile("b.bin")
+    cfg = config.make(train_files=names, eval_files=[], num_epoch=-1, max_target_length=100)
+    opened = open_split(cfg, tokenizer.make(cfg), "train", 4)
+    before = [opened.batch(step)["inputs"] for step in range(30)]
+    path = Path(names[0])
+    was, whole = path.stat(), path.read_bytes()
+    with path.open("r+b") as file:
+        if change in ("overwritten", "touched back"):
+            file.seek(200)
+            file.write(b"\xff" * (len(whole) - 200))
+        else:
+            file.truncate(300 if change == "cut" else 0)
+    os.utime(path, ns=(was.st_atime_ns, was.st_mtime_ns + (change != "touched back")))
+    with pytest.raises(DataError, match=names[0]) as caught:
+        for step in range(30):
+            opened.batch(step)
+    assert caught.value.id == "data.damaged"
+    path.write_bytes(whole)
+    os.utime(path, ns=(was.st_atime_ns, was.st_mtime_ns))
+    assert all(np.array_equal(opened.batch(step)["inputs"], before[step]) for step in range(30))

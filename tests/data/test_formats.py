@@ -151,7 +151,7 @@ IDS = [256, 1, 2, 257, 256, 3, 257, 257, 9, 8]
 
 
 @pytest.mark.parametrize("name", ["a.npy", "a.bin"])
-def test_ready_made_ids_are_mapped_and_cut_at_eos(name):
+def test_ready_made_ids_are_cut_at_eos(name):
     ids = np.array(IDS, np.uint16)
     np.save(name, ids) if name == "a.npy" else ids.tofile(name)
     cfg = make_config(train_files=[name], num_epoch=1, max_target_length=3, enable_data_shuffling=False)
