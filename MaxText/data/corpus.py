@@ -128,7 +128,7 @@ def tokenize(unit: Unit, words: Words, enough: int = 0) -> Part:
             if enough and pairs >= enough:
                 break
     if bad and words.refuse:
-        raise _refusal(unit, bad)
+        raise refusal(unit, bad)
     return Part(*join(ids, words.dtype), _int64(records), _int64(sizes), seen, dict(dropped), bad)
 
 
@@ -183,7 +183,7 @@ def join(documents: Sequence[np.ndarray], dtype: type[np.integer]) -> tuple[np.n
     return np.concatenate(parts) if parts else np.zeros(0, dtype), _int64([len(p) for p in parts])
 
 
-def _refusal(unit: Unit, bad: list[tuple[int, Fault]]) -> DataError:
+def refusal(unit: Unit, bad: list[tuple[int, Fault]]) -> DataError:
     """One error for all bad documents of a unit."""
     # In the middle of a file that is not counted, the number is not known yet; the byte offset is.
     exact = unit.reader in units.COUNTED or unit.start == 0
@@ -206,15 +206,22 @@ def encode(content: bytes | np.ndarray | None, words: Words, name: str) -> np.nd
 
 
 def _encoded(text: bytes, words: Words, name: str) -> np.ndarray | Fault:
-    try:
-        text.decode()
-    except UnicodeDecodeError as error:
-        return Fault("data.encoding", _not_utf8(text, error))
+    if fault := not_text(text):
+        return fault
     bos = [words.tokenizer.bos_id] if words.add_bos else []
     eos = [words.tokenizer.eos_id] if words.add_eos else []
     ids = np.concatenate([np.array(bos, np.int32), words.tokenizer.encode(text), np.array(eos, np.int32)])
     _check_range(ids, words, name)
     return ids
+
+
+def not_text(content: bytes) -> Fault | None:
+    """Why these bytes are no text; None if they are."""
+    try:
+        content.decode()
+    except UnicodeDecodeError as error:
+        return Fault("data.encoding", _not_utf8(content, error))
+    return None
 
 
 def _not_utf8(text: bytes, error: UnicodeDecodeError) -> str:

@@ -212,7 +212,8 @@ def is_data(path: str) -> bool:
 
 def _inside(spec: str, folder: Path, key: str) -> list[str]:
     try:
-        found = sorted(str(p) for p in folder.rglob("*") if is_data(str(p)) and p.is_file())
+        there = (p for p in folder.rglob("*") if is_data(str(p)))
+        found = sorted(str(p) for p in there if p.is_file() or _leads_nowhere(p))
     except OSError as error:
         raise DataError(f"{key}: the folder {spec} cannot be read: {error.strerror}.", id="data.unreadable") from error
     if not found:
@@ -222,6 +223,11 @@ def _inside(spec: str, folder: Path, key: str) -> list[str]:
             id="data.folder",
         )
     return found
+
+
+def _leads_nowhere(path: Path) -> bool:
+    """A link to what is not there: `_file` refuses it, as it does a missing file, rather than train on the rest."""
+    return path.is_symlink() and not path.exists()
 
 
 def _remote_files(spec: str, key: str) -> list[File]:
@@ -281,4 +287,6 @@ def _where(name: str, path: Path) -> str:
     """Completes "does not exist" with what helps: the built-in texts there are, or the path that was looked for."""
     if name.startswith(BUILTIN):
         return "; built-in texts: " + ", ".join(_name(str(p)) for p in sorted(TEXTS.glob("**/*.txt")))
+    if path.is_symlink():
+        return f" (it is a link to {os.readlink(path)})"
     return "" if name == str(path) else f" (looked for {path})"

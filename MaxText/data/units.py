@@ -6,6 +6,7 @@ its file and its number there, which never changes while the file does not.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib import import_module
@@ -13,6 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from MaxText.data import sources
 from MaxText.errors import DataError
 
 
@@ -150,9 +152,27 @@ def local_only(unit: Unit, why: str) -> DataError:
 
 def damaged(unit: Unit, why: object) -> DataError:
     return DataError(
-        f"{unit.name} is damaged or cut short: {str(why).strip().splitlines()[0]}. Make or copy it again.",
+        f"{unit.name} is damaged or cut short: {_said(why)}. Make or copy it again.",
         id="data.truncated",
     )
+
+
+def _said(why: object) -> str:
+    """The first line of it; libraries raise errors without a word too."""
+    return (str(why).strip().splitlines() or [type(why).__name__])[0]
+
+
+@contextlib.contextmanager
+def reading(unit: Unit) -> Iterator[None]:
+    """What a library raises on damaged bytes, of whatever kind, as DataError with the file's name."""
+    try:
+        yield
+    except DataError:
+        raise
+    except OSError as error:
+        raise (damaged(unit, error) if error.errno is None else sources.unreadable(unit.name, error)) from error
+    except Exception as error:  # there is no list of them: they are of the library, and of what it is made of
+        raise damaged(unit, error) from error
 
 
 def _module(unit: Unit) -> Any:

@@ -37,8 +37,20 @@ def encode_example(**features: bytes | list[int]) -> bytes:
 
 
 def frame(record: bytes) -> bytes:
-    """A record of a TFRecord file; its checksums are not looked at."""
-    return struct.pack("<Q", len(record)) + b"crc." + record + b"crc."
+    """A record of a TFRecord file; the checksum of the record itself is not looked at."""
+    length = struct.pack("<Q", len(record))
+    return length + struct.pack("<I", masked_crc(length)) + record + b"crc."
+
+
+def masked_crc(data: bytes) -> int:
+    """CRC-32C bit by bit, masked."""
+    crc = 0xFFFFFFFF
+    for byte in data:
+        crc ^= byte
+        for _ in range(8):
+            crc = crc >> 1 ^ (0x82F63B78 if crc & 1 else 0)
+    crc ^= 0xFFFFFFFF
+    return ((crc >> 15 | crc << 17 & 0xFFFFFFFF) + 0xA282EAD8) & 0xFFFFFFFF
 
 
 def write(path: Path | str, texts: Sequence[str]) -> str:

@@ -56,6 +56,8 @@ def _item(unit: Unit, line: bytes, offset: int) -> Item:
     except UnicodeDecodeError as error:
         at = offset + error.start
         return Item(None, Fault("data.encoding", f"is not UTF-8: {error.reason} at byte offset {at}"))
+    except RecursionError:
+        return Item(None, Fault("data.json", f"is nested too deeply to be read (byte offset {offset})"))
     except json.JSONDecodeError as error:
         if line.endswith(b"\n"):
             return Item(None, Fault("data.json", f"is not JSON: {error.msg} at byte offset {offset + error.pos}"))

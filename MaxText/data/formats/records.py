@@ -1,7 +1,9 @@
 """Files of records: ArrayRecord through Grain, by index; TFRecord front to back, by its own few lines, no TensorFlow.
 
 A record is a `tf.train.Example`, a JSON object (the document in one of their columns), or plain text; the first record
-of a file says which.
+of a file says which. Where that is text, a later record of another form is a bad document.
+
+https://www.tensorflow.org/tutorials/load_data/tfrecord has the frames of TFRecord and their masked CRC-32C.
 """
 
 from __future__ import annotations
@@ -14,10 +16,11 @@ from dataclasses import replace
 from itertools import islice
 from typing import Any, BinaryIO
 
+import numpy as np
+
 from MaxText.data.formats import example
 from MaxText.data.formats.text import unpacked
-from MaxText.data.sources import unreadable
-from MaxText.data.units import Fault, Item, Unit, damaged, field, local_only
+from MaxText.data.units import Fault, Item, Unit, damaged, field, local_only, reading
 from MaxText.tokenizer.library import need
 
 UNIT_RECORDS = 8192
@@ -71,6 +74,8 @@ def _example(unit: Unit, record: bytes, first: bool) -> Item:
 def _json(unit: Unit, record: bytes, first: bool) -> Item:
     try:
         fields = json.loads(record)
+    except RecursionError:
+        return Item(None, Fault("data.json", "is nested too deeply to be read"))
     except ValueError as error:
         return Item(None, Fault("data.json", f"is not JSON: {error}"))
     if not isinstance(fields, dict):
@@ -79,6 +84,11 @@ def _json(unit: Unit, record: bytes, first: bool) -> Item:
 
 
 def _text(unit: Unit, record: bytes, first: bool) -> Item:
+    """An object in JSON is text too, but not what the writer of a file of records meant by it."""
+    if record[:1] == b"{" and isinstance(_json(unit, record, first).content, bytes | np.ndarray):
+        return Item(None, Fault("data.schema", "is a JSON object, and the file's first record is plain text"))
+    if record and form_of(record) is _example:
+        return Item(None, Fault("data.schema", "is a tf.train.Example, and the file's first record is plain text"))
     return Item(record)
 
 
@@ -86,36 +96,54 @@ def _array_record(unit: Unit) -> Any:
     if "://" in unit.path:
         raise local_only(unit, "the ArrayRecord library opens no other")
     grain = need("grain.python", "grain", f"{unit.name} (ArrayRecord)")
-    try:
+    with reading(unit):
         return grain.ArrayRecordDataSource([unit.path])
-    except (RuntimeError, ValueError, OSError) as error:
-        raise damaged(unit, error) from error
 
 
 def _by_index(unit: Unit) -> Iterator[bytes]:
     source = _array_record(unit)
     for first in range(unit.start, unit.stop, _READ_AT_ONCE):
-        try:
-            yield from source.__getitems__(range(first, min(first + _READ_AT_ONCE, unit.stop)))
-        except (RuntimeError, ValueError, IndexError) as error:
-            raise damaged(unit, error) from error
+        last = min(first + _READ_AT_ONCE, unit.stop)
+        with reading(replace(unit, name=f"{unit.name}, in records {first} to {last - 1},")):
+            found = source.__getitems__(range(first, last))
+        yield from found
 
 
 def _tfrecords(unit: Unit) -> Iterator[bytes]:
-    try:
-        with unpacked(unit.path) as file:
-            yield from _frames(unit, file)
-    except OSError as error:
-        raise unreadable(unit.name, error) from error
+    with reading(unit), unpacked(unit.path) as file:
+        yield from _frames(unit, file)
 
 
 def _frames(unit: Unit, file: BinaryIO) -> Iterator[bytes]:
     """Each record is its length (8 bytes), a checksum of that (4), the bytes, a checksum of those (4)."""
     offset = 0
     while head := file.read(12):
-        (length,) = struct.unpack("<Q", head[:8]) if len(head) == 12 else (1 << 62,)
-        body = file.read(length + 4) if length < 1 << 40 else b""
+        if len(head) < 12:
+            raise damaged(unit, f"no whole record at byte offset {offset}")
+        length, checksum = struct.unpack("<QI", head)
+        if masked_crc(head[:8]) != checksum:  # or a changed length would be asked of the memory
+            raise damaged(unit, f"the record's length at byte offset {offset} ({length}) is not that of its checksum")
+        body = file.read(length + 4)
         if len(body) < length + 4:
             raise damaged(unit, f"no whole record at byte offset {offset}")
         yield body[:-4]
         offset += 16 + length
+
+
+def masked_crc(data: bytes) -> int:
+    """CRC-32C of a few bytes, rotated and moved as TFRecord has it."""
+    crc = 0xFFFFFFFF
+    for byte in data:
+        crc = _CRC_OF[(crc ^ byte) & 255] ^ crc >> 8
+    crc ^= 0xFFFFFFFF
+    return (crc >> 15 | crc << 17) + 0xA282EAD8 & 0xFFFFFFFF
+
+
+def _table() -> list[int]:
+    table = list(range(256))
+    for _ in range(8):
+        table = [crc >> 1 ^ 0x82F63B78 * (crc & 1) for crc in table]
+    return table
+
+
+_CRC_OF = _table()

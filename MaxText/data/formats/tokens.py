@@ -8,8 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from MaxText.data.sources import unreadable
-from MaxText.data.units import Item, Unit, damaged, local_only
+from MaxText.data.units import Item, Unit, damaged, local_only, reading
 
 
 def split(unit: Unit) -> list[Unit]:
@@ -25,7 +24,7 @@ def array(unit: Unit) -> np.ndarray:
     """The ids of the file as a memory map [tokens]."""
     if "://" in unit.path:
         raise local_only(unit, "token ids are mapped into memory")
-    try:
+    with reading(unit):
         if unit.path.endswith(".npy"):
             ids = np.load(unit.path, mmap_mode="r")
         else:
@@ -33,10 +32,6 @@ def array(unit: Unit) -> np.ndarray:
             if unit.stop % dtype.itemsize:
                 raise damaged(unit, f"{unit.stop} bytes are no whole number of {dtype.itemsize}-byte ids")
             ids = np.memmap(unit.path, dtype, mode="r")
-    except OSError as error:
-        raise unreadable(unit.name, error) from error
-    except ValueError as error:
-        raise damaged(unit, error) from error
     if ids.ndim != 1 or ids.dtype.kind not in "iu":
         raise damaged(unit, f"it holds {ids.dtype} of shape {list(ids.shape)}, not integers [tokens]")
     return ids.view(np.ndarray)
