@@ -37,6 +37,9 @@ if TYPE_CHECKING:
     from MaxText.config import Config
 
 PARTS = "parts"  # the folder of what was done, inside of the one that is made
+_GOES_ON = "What was done so far is kept; the same command goes on."
+_REFUSED = "Whole parts are kept in {parts}: bad_documents=drop goes on with them; once a file is mended, remove {out}."
+_KEPT = {"data.damaged": _GOES_ON, "data.no-targets": ""}  # by the id of a DataError
 _JOINED = re.compile("(train|eval)-[0-9]+")
 _words: Words | None = None  # of this worker process
 
@@ -66,9 +69,7 @@ def prepare(cfg: Config, tokenizer: Tokenizer, out: Path, workers: int = 0) -> s
             id="data.write",
         ) from error
     except DataError as error:
-        goes_on = "Parts that are whole are kept, and used where the command goes on, as with bad_documents=drop."
-        kept = _left(out, before, "" if error.id == "data.no-targets" else goes_on)
-        raise DataError(f"{error} {kept}", id=error.id) from error
+        raise DataError(f"{error} {_left(out, before, _KEPT.get(error.id, _REFUSED))}", id=error.id) from error
 
 
 def _left(out: Path, before: set[Path], kept: str = "What was done so far is kept; the same command goes on.") -> str:
@@ -77,7 +78,7 @@ def _left(out: Path, before: set[Path], kept: str = "What was done so far is kep
     if os.path.exists(out / prepared.MANIFEST):
         return "The rows are complete all the same."
     if kept and any(parts.finished(out / PARTS)):
-        return kept
+        return kept.format(parts=out / PARTS, out=out)
     try:
         _remove(out, before)
     except OSError as error:

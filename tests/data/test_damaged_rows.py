@@ -212,7 +212,7 @@ def test_a_refusal_after_the_last_part_leaves_nothing_behind(files):
 def test_a_refusal_keeps_parts_that_can_be_used(files, monkeypatch):
     with open("y.jsonl", "a") as file:
         file.write("{broken\n")
-    with pytest.raises(DataError, match="kept") as caught:
+    with pytest.raises(DataError, match="kept in rows/parts: bad_documents=drop goes on") as caught:
         make(keys_of(files))
     assert caught.value.id == "data.json"
     done = len(list(Path("rows/parts").glob("*.npz")))
