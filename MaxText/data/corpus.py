@@ -246,18 +246,18 @@ def _check_range(ids: np.ndarray, words: Words, name: str) -> None:
 
 def _ready_made(unit: Unit, words: Words) -> Part:
     """A file of ids: a document ends with an eos id, or with the file."""
-    ids: np.ndarray | Stored = Stored(unit, words.vocabulary)
+    ids = Stored(unit, words.vocabulary)
     if not len(ids):
         raise DataError(f"{unit.name} holds no token ids.", id="data.empty-file")
     ends = _ends(ids, words, unit.name)
     if not len(ends) or ends[-1] != len(ids):
         ends = np.append(ends, len(ids))
     lengths = np.diff(ends, prepend=0)
-    if (single := lengths < 2).any():  # only then is it copied
-        ids = ids.only(np.repeat(~single, lengths))
+    single = lengths < 2
+    used = ids.only(np.repeat(~single, lengths)) if single.any() else ids  # only then is it copied
     records = np.flatnonzero(~single)
     dropped = {"single token": int(single.sum())} if single.any() else {}
-    return Part(ids, lengths[~single], records, np.zeros(len(records), np.int64), len(lengths), dropped, [])
+    return Part(used, lengths[~single], records, np.zeros(len(records), np.int64), len(lengths), dropped, [])
 
 
 def _ends(ids: Stored, words: Words, name: str) -> np.ndarray:
