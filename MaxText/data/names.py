@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import posixpath
 from dataclasses import dataclass
 
 import numpy as np
@@ -47,7 +48,13 @@ def _record(name: str, span: Span) -> int | None:
 
 
 def _same_file(given: str, name: str) -> bool:
+    given, name = canonical(given), canonical(name)
     return name == given or name.endswith("/" + given)
+
+
+def canonical(name: str) -> str:
+    """One spelling for `./web.jsonl:3`, `sub/../web.jsonl:3` and `web.jsonl:3`: what a fingerprint has of a name."""
+    return name if "://" in name else posixpath.normpath(name)
 
 
 def quarantined(names: list[Names], wanted: tuple[str, ...]) -> list[np.ndarray]:

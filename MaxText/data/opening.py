@@ -12,7 +12,7 @@ from MaxText.data import corpus, mixture, packing, recipe, rows
 from MaxText.data.corpus import Corpus, Stream, Words
 from MaxText.data.dataset import Dataset, Part, Split
 from MaxText.data.mixture import MIXTURE_VERSION, Mixture
-from MaxText.data.names import Names, quarantined
+from MaxText.data.names import Names, canonical, quarantined
 from MaxText.data.order import ORDER_VERSION, Order
 from MaxText.data.recipe import Source
 from MaxText.data.rows import SyntheticRows
@@ -170,7 +170,7 @@ def mixture_of(cfg: Config, weights: list[float], global_batch: int) -> Mixture:
 def fingerprint_of(cfg: Config, split: Split, global_batch: int) -> dict[str, Any]:
     """What every recipe has. num_epoch is not in it: it ends the data but changes no batch, so a run can go on."""
     train = split == "train" and cfg.dataset_type != "synthetic"
-    quarantine = {"quarantine": sorted(cfg.quarantine)} if train and cfg.quarantine else {}
+    quarantine = {"quarantine": sorted(set(map(canonical, cfg.quarantine)))} if train and cfg.quarantine else {}
     return quarantine | {
         "format": FORMAT,
         "dataset_type": cfg.dataset_type,

@@ -103,3 +103,12 @@ def test_train_and_held_out_share_no_document_and_miss_none():
     names = [{d.parts[0].names.name(i) for i in range(d.documents)} for d in both]
     assert names == [{"web.jsonl:1", "web.jsonl:4", "web.jsonl:5"}, {"web.jsonl:3", "sub/book.txt"}]
     assert data.has_eval(cfg) and not data.has_eval(make_config())
+
+
+@pytest.mark.parametrize("files", [FILES, [f"./{name}" for name in FILES]])
+def test_one_document_in_several_spellings_is_one(files):
+    """A resume with another spelling has the same data."""
+    plain = open_train(train_files=files, quarantine=["web.jsonl:3", "sub/book.txt"])
+    other = open_train(train_files=files, quarantine=["sub/../web.jsonl:3", "./web.jsonl:3", "sub//book.txt"])
+    assert other.fingerprint == plain.fingerprint
+    assert all(np.array_equal(plain.batch(s)["loss_mask"], other.batch(s)["loss_mask"]) for s in range(20))
