@@ -10,6 +10,7 @@ import pytest
 from MaxText import config, tokenizer
 from MaxText.data import corpus, open_split, sources, teach, units
 from MaxText.data.corpus import Words
+from MaxText.data.formats import hub
 from MaxText.data.units import Unit
 from MaxText.errors import ConfigError, DataError
 
@@ -68,6 +69,25 @@ def test_damaged_bytes(form):
             continue
         assert not form.endswith("gz") or found == wanted, trial
     assert refused > TRIALS // 10
+
+
+def test_a_large_file_of_records_that_is_cut_in_half():
+    write("a.array_record", ["a document " * 40] * 3000)
+    os.truncate("a.array_record", size("a.array_record") // 2)
+    with pytest.raises(DataError, match="a.array_record") as caught:
+        documents("a.array_record")
+    assert caught.value.id == "data.truncated"
+
+
+def test_a_library_that_fails_without_a_word(monkeypatch):
+    class Table(list):
+        def __getitem__(self, i):
+            raise IndexError
+
+    monkeypatch.setattr(hub, "load", lambda how: Table([0]))
+    with pytest.raises(DataError, match="books.*IndexError") as caught:
+        list(units.read(Unit("hf", "books/train", "{}", 0, 1)))
+    assert caught.value.id == "data.truncated"
 
 
 def test_parquet_with_checksums():

@@ -10,7 +10,7 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
-from MaxText.data.units import Item, Unit, field
+from MaxText.data.units import Item, Unit, field, reading
 from MaxText.errors import DataError
 from MaxText.tokenizer.library import need
 
@@ -32,8 +32,9 @@ def read(unit: Unit) -> Iterator[Item]:
     else:
         table = load(unit.path)
         records = (table[i] for i in range(unit.start, unit.stop))
-    for i, record in enumerate(records, unit.start):
-        yield field(unit, record, first=i == 0)
+    with reading(unit):
+        for i, record in enumerate(records, unit.start):
+            yield field(unit, record, first=i == 0)
 
 
 def _streamed(unit: Unit) -> bool:
