@@ -3,6 +3,8 @@ times as fast, and is a dependency for that; where it is not installed the numbe
 
 from __future__ import annotations
 
+import os
+from io import FileIO
 from typing import Any
 
 try:
@@ -10,10 +12,21 @@ try:
 except ImportError:
     from zlib import crc32 as _crc32
 
+_BLOCK = 1 << 18  # what was just read is still in the core's cache
+
 
 def update(data: Any, value: int = 0) -> int:
     """The CRC-32 of what `value` is the CRC-32 of, followed by the contiguous buffer `data`."""
     return _crc32(data, value)
+
+
+def of_file(file: FileIO) -> tuple[int, int]:
+    """(bytes, CRC-32) of what an unbuffered file holds from here on, read in blocks."""
+    size = value = 0
+    block = memoryview(bytearray(min(_BLOCK, os.fstat(file.fileno()).st_size + 1)))
+    while count := file.readinto(block):
+        value, size = update(block[:count], value), size + count
+    return size, value
 
 
 def text(value: int) -> str:

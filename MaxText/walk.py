@@ -162,10 +162,15 @@ def _without_checkpoints(made: Session, store: Tiers) -> Beginning:
     return find_elsewhere(made, store)
 
 
+def _other_function(cfg: Any, before: Mapping[str, Any]) -> list[str]:
+    """In what the model computes another function than that of the configuration `before`, a line each."""
+    there = cfg.replace(**{key: value for key, value in before.items() if key in config.ARCHITECTURE})
+    return hf_config.differences(cfg, there)
+
+
 def _require_same_model(made: Session, before: Mapping[str, Any]) -> None:
     """The same parameters in another function would train on, worse, and without a word."""
-    there = made.cfg.replace(**{key: value for key, value in before.items() if key in config.ARCHITECTURE})
-    if different := hf_config.differences(made.cfg, there):
+    if different := _other_function(made.cfg, before):
         table = "\n".join(f"  {line}" for line in different)
         raise ConfigError(
             f"{made.cfg.run_folder} was trained as another model:\n{table}\nGive the old values; or begin a run of its "
@@ -205,9 +210,8 @@ def _full_state(made: Session, store: Tiers, notes: Sequence[str]) -> Beginning:
     with jax.set_mesh(made.mesh):
         other.require_fit(step, made.stored_type)
     meta = other.manifest(step)["meta"]
-    there = cfg.replace(**{key: value for key, value in meta["config"].items() if key in config.ARCHITECTURE})
     said = [f"everything of {folder}, after {step} steps", *changes(made, meta, step)]
-    said += [f"warning: not as there: {text}" for text in hf_config.differences(cfg, there)]
+    said += [f"warning: not as there: {text}" for text in _other_function(cfg, meta["config"])]
     return Beginning(step, other=other, notes=[*notes, *said])
 
 

@@ -25,7 +25,6 @@ from MaxText.errors import StorageError
 
 FORMAT = 2  # 1 had no arrays in pieces: every leaf had a checksum
 NAME = "manifest.json"
-_BLOCK = 1 << 18  # of a file: what was just read is still in the core's cache
 _THREADS = 8
 
 
@@ -137,12 +136,8 @@ def survey(folder: Path, skip: Collection[str] = (), *, sync: bool = True) -> di
 
 def fingerprint(path: Path, *, sync: bool = False) -> File:
     """Size and checksum of a file's content; with `sync`, which is then on the disk."""
-    size = value = 0
     with open(path, "rb", buffering=0) as file:
-        block = memoryview(bytearray(min(_BLOCK, os.fstat(file.fileno()).st_size + 1)))
-        while count := file.readinto(block):
-            value = crc32.update(block[:count], value)
-            size += count
+        size, value = crc32.of_file(file)
         if sync:
             os.fsync(file.fileno())
     return File(size, crc32.text(value))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import os
 import weakref
+from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO
 
@@ -47,6 +48,17 @@ class Writer:
         return np.array([*self._done, *([self._value] if self._filled else [])], np.uint32)
 
 
+def gather(index: np.ndarray, each: int, dtype: np.dtype, read: Callable[[int, np.ndarray], None]) -> np.ndarray:
+    """ids at `index`, of its shape, from blocks of `each`: `read(number, ids)` fills those of one block that are
+    wanted at all, once."""
+    block, within = np.divmod(index.reshape(-1), each)
+    wanted = np.unique(block[np.flatnonzero(np.diff(block, prepend=-1))])  # neighbours are mostly in one block
+    ids = np.zeros((len(wanted), each), dtype)
+    for place, number in enumerate(wanted):
+        read(int(number), ids[place])
+    return ids.reshape(-1)[np.searchsorted(wanted, block) * each + within].reshape(index.shape)
+
+
 class Checked:
     """The ids of `path`, of type `dtype`: a `corpus.Stream` that gives no byte that was not written."""
 
@@ -71,13 +83,7 @@ class Checked:
 
     def take(self, index: np.ndarray) -> np.ndarray:
         """ids at `index`, of its shape. DataError ("data.damaged"), with the bytes' place, for those that changed."""
-        each = BLOCK // self._dtype.itemsize
-        block, within = np.divmod(index.reshape(-1), each)
-        wanted = np.unique(block[np.flatnonzero(np.diff(block, prepend=-1))])  # neighbours are mostly in one block
-        ids = np.empty((len(wanted), each), self._dtype)
-        for place, number in enumerate(wanted):
-            self._read(int(number), ids[place])
-        return ids.reshape(-1)[np.searchsorted(wanted, block) * each + within].reshape(index.shape)
+        return gather(index, BLOCK // self._dtype.itemsize, self._dtype, self._read)
 
     def _read(self, block: int, into: np.ndarray) -> None:
         first = block * BLOCK

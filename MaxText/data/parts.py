@@ -25,7 +25,6 @@ from MaxText.data.units import Fault
 
 RECIPE = "recipe.json"
 _OURS = re.compile(r"[0-9]{7}(\.[0-9]+)?\.np[yz]|recipe\.json(\.new)?")
-_BLOCK = 1 << 18
 
 
 def save(where: Path, part: Part) -> None:
@@ -104,11 +103,8 @@ def clear(folder: Path) -> bool:
 
 
 def _checksum(path: str) -> str:
-    value = 0
     with open(path, "rb", buffering=0) as file:
-        while block := file.read(_BLOCK):
-            value = crc.update(block, value)
-    return crc.text(value)
+        return crc.text(crc.of_file(file)[1])
 
 
 def _tell(text: str) -> None:

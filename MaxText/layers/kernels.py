@@ -15,15 +15,12 @@ from jaxtyping import Array, Float, Int
 
 from MaxText import remat
 from MaxText.architecture import Reach
+from MaxText.layers.attend import Q_HEADS, SINK, TOKENS
 from MaxText.layers.masks import Places
 from MaxText.layout import Axes, Layout
 
 BLOCKS = (512, 256, 128)
 """Tokens of a block of queries or keys, the first that divides the row."""
-
-TOKENS: Axes = ("activation_batch", "activation_length")
-Q_HEADS: Axes = ("activation_batch", "activation_length", "activation_heads", None)
-SINK: Axes = ("heads",)
 
 
 def flash(

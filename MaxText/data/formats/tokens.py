@@ -13,6 +13,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from MaxText.data import blocks
 from MaxText.data.units import Item, Unit, damaged, local_only, reading
 from MaxText.errors import DataError
 
@@ -47,13 +48,8 @@ class Stored:
 
     def take(self, index: np.ndarray) -> np.ndarray:
         """ids at `index`, of its shape."""
-        block, within = np.divmod(index.reshape(-1), _BLOCK)
-        wanted = np.unique(block[np.flatnonzero(np.diff(block, prepend=-1))])  # neighbours are mostly in one block
-        ids = np.zeros((len(wanted), _BLOCK), self.dtype)
-        for place, number in enumerate(wanted):
-            self._read(int(number) * _BLOCK, ids[place])
+        found = blocks.gather(index, _BLOCK, self.dtype, lambda number, into: self._read(number * _BLOCK, into))
         self._unchanged()
-        found = ids.reshape(-1)[np.searchsorted(wanted, block) * _BLOCK + within].reshape(index.shape)
         if found.size and not 0 <= found.min() <= found.max() < self._vocabulary:
             raise self._damaged(f"ids {found.min()}..{found.max()}, not all within 0..{self._vocabulary - 1}")
         return found

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -14,26 +13,8 @@ import pytest
 
 from MaxText import faults, metrics, session, state
 from MaxText.checkpoint import Store
+from tests.resume.conftest import STEPS, WHOLE
 from tests.runs import ROOT, TOY_RUN, arguments, kept, records, run, toy_config
-
-STEPS = TOY_RUN["steps"]
-# The schedule is that of the whole run, however early an attempt stops.
-WHOLE = {"learning_rate_schedule_steps": STEPS, "eval_interval": 3}
-
-
-@pytest.fixture(scope="module")
-def unbroken(tmp_path_factory) -> Path:
-    folder = tmp_path_factory.mktemp("unbroken")
-    assert run(folder, **WHOLE) == 0
-    return folder
-
-
-@pytest.fixture
-def halfway(unbroken, tmp_path) -> Path:
-    """The run as a kill leaves it: checkpoints of 2 and 4 steps, metrics of later steps already written."""
-    shutil.copytree(unbroken / "toy", tmp_path / "toy")
-    shutil.rmtree(tmp_path / "toy/checkpoints" / str(STEPS))
-    return tmp_path
 
 
 def test_the_same_command_twice_gives_the_same_to_the_bit(unbroken, tmp_path):

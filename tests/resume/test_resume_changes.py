@@ -2,30 +2,10 @@
 
 from __future__ import annotations
 
-import shutil
-from pathlib import Path
-
 import pytest
 
-from tests.runs import TOY_RUN, kept, run
-
-STEPS = TOY_RUN["steps"]
-WHOLE = {"learning_rate_schedule_steps": STEPS, "eval_interval": 3}
-
-
-@pytest.fixture(scope="module")
-def unbroken(tmp_path_factory) -> Path:
-    folder = tmp_path_factory.mktemp("unbroken")
-    assert run(folder, **WHOLE) == 0
-    return folder
-
-
-@pytest.fixture
-def halfway(unbroken, tmp_path) -> Path:
-    """The run as a kill leaves it: checkpoints of 2 and 4 steps."""
-    shutil.copytree(unbroken / "toy", tmp_path / "toy")
-    shutil.rmtree(tmp_path / "toy/checkpoints" / str(STEPS))
-    return tmp_path
+from tests.resume.conftest import STEPS, WHOLE
+from tests.runs import kept, run
 
 
 def test_a_complete_run_says_so(unbroken, capsys):
